@@ -73,7 +73,7 @@ def route_place(
     """Give every route its row: stable by (expert, token), no sort on the Triton side.
 
     Args:
-        expert_ids_TK: (T, K) int32, -1 = no route. Ids within a row may repeat and need not ascend.
+        expert_ids_TK: (T, K) int32, -1 = no route; distinct within a row, in any order.
         counts_BE: (B, E + 1) int32 from `route_count` or `id_count` over the same ids.
         pad_multiple: M; each expert's segment is rounded up to it (0 stays 0). Ignored when binned.
         capacity: C > 0 for the binned layout (expert e owns rows [e C, (e + 1) C), later routes are
