@@ -1,0 +1,122 @@
+"""The plugin's settings, checked mode, and every pair of settings that is refused at start-up."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+LAYOUTS = ("auto", "padded", "binned")
+EXCHANGES = ("per-route",)
+KERNELS = ("auto", "triton", "torch")
+CHECKED_VARIABLE = "MEGATRON_ASCEND_MOE_CHECKED"
+
+
+def _setting(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class DispatchConfig:
+    """Settings of the dispatcher. Each field is also a Megatron flag, `--moe-ascend-<field>`, and may be set
+    as the attribute `moe_ascend_<field>` of a TransformerConfig.
+
+    Raises:
+        ValueError: a value outside its choices, or `pad_multiple` below 1.
+    """
+
+    layout: str = _setting(
+        "auto",
+        "row layout handed to the experts: padded (dropless), binned (fixed capacity), or auto: binned "
+        "exactly when the host pads expert inputs to capacity",
+        LAYOUTS,
+    )
+    pad_multiple: int = _setting(1, "rows to which each expert's segment is rounded up in the padded layout")
+    exchange: str = _setting(
+        "per-route", "what crosses the expert-parallel all-to-all: one row per route", EXCHANGES
+    )
+    kernels: str = _setting(
+        "auto", "triton, torch (the plain twins), or auto: triton on an NPU or GPU, torch on a CPU", KERNELS
+    )
+    checked: bool = _setting(False, "validate every routing map and plan; costs device syncs, for debugging")
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            choices = setting.metadata["choices"]
+            value = getattr(self, setting.name)
+            if choices and value not in choices:
+                raise ValueError(f"{setting.name}={value!r} is unknown: choose one of {', '.join(choices)}")
+        if not isinstance(self.pad_multiple, int) or self.pad_multiple < 1:
+            raise ValueError(f"pad_multiple={self.pad_multiple!r}: expected a whole number of rows, at least 1")
+
+
+_checked: contextvars.ContextVar[bool] = contextvars.ContextVar("checked", default=False)
+
+
+@contextlib.contextmanager
+def checked(enabled: bool = True) -> Iterator[None]:
+    """Validate inputs of every operation called inside the block (checked mode; costs device syncs)."""
+    token = _checked.set(enabled or _checked.get())
+    try:
+        yield
+    finally:
+        _checked.reset(token)
+
+
+def is_checked() -> bool:
+    """Whether checked mode is on: by `checked()`, or by MEGATRON_ASCEND_MOE_CHECKED=1."""
+    return _checked.get() or os.environ.get(CHECKED_VARIABLE, "0") not in ("", "0")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A pair of settings that cannot work together: when it applies, and what the user is told."""
+
+    applies: Callable[[DispatchConfig, Any], bool]
+    message: str
+
+
+def _captures_preprocess(host: Any) -> bool:
+    """Whether the host captures `dispatch_preprocess` in a partial graph (the setting's name has changed)."""
+    scope = getattr(host, "cuda_graph_modules", None) or getattr(host, "cuda_graph_scope", None) or ()
+    scope = scope.split(",") if isinstance(scope, str) else scope
+    return any(getattr(part, "name", part) == "moe_preprocess" for part in scope)
+
+
+# Checked when a dispatcher is built, before any collective; the README's support table repeats these lines.
+REFUSALS = (
+    Refusal(
+        lambda ours, host: ours.layout == "binned" and host.moe_expert_capacity_factor is None,
+        "layout='binned' needs a capacity, got moe_expert_capacity_factor=None: set "
+        "--moe-expert-capacity-factor, or use layout='auto'",
+    ),
+    Refusal(
+        lambda ours, host: ours.layout == "padded" and host.moe_pad_expert_input_to_capacity,
+        "layout='padded' cannot serve moe_pad_expert_input_to_capacity=True: use layout='auto' or drop that flag",
+    ),
+    Refusal(
+        lambda ours, host: ours.layout != "binned"
+        and not host.moe_pad_expert_input_to_capacity
+        and _captures_preprocess(host),
+        "graph capture of moe_preprocess needs static shapes, got the padded layout, whose rows depend on the "
+        "data: set --moe-pad-expert-input-to-capacity, or take moe_preprocess out of the graph's scope",
+    ),
+)
+
+
+def check_host(ours: DispatchConfig, host: Any) -> None:
+    """Refuse combinations that cannot work.
+
+    Args:
+        ours: resolved plugin settings.
+        host: the host's TransformerConfig.
+
+    Raises:
+        ValueError: the first row of REFUSALS that applies, saying what was got and how to mend it.
+    """
+    for refusal in REFUSALS:
+        if refusal.applies(ours, host):
+            raise ValueError(refusal.message)

@@ -1,0 +1,211 @@
+"""Registration with Megatron-Core: the only file that touches Megatron's names.
+
+`config.moe_token_dispatcher_type` stays "alltoall", which the host accepts everywhere; the name that MoELayer
+looks up for it is bound to a factory, which builds this plugin's dispatcher for layers that select it and the
+stock class for all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import logging
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe import moe_layer, token_dispatcher
+
+from megatron_ascend_moe.config import DispatchConfig
+from megatron_ascend_moe.dispatcher import AscendTokenDispatcher
+from megatron_ascend_moe.host import norm, router_gemm
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "moe_ascend_"  # of flags' destinations and of attributes on a TransformerConfig
+SELECTED = PREFIX + "dispatcher"  # true where `--moe-token-dispatcher-type ascend` was given
+_STOCK_NAME = "MoEAlltoAllTokenDispatcher"
+
+
+@dataclass
+class _Installation:
+    """What `install` changed, so that `uninstall` can put it back."""
+
+    config: DispatchConfig | None
+    saved: list[tuple[Any, str, Any]]  # owner, attribute, its value before
+    logged: set[str]
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        self.saved.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+
+_installation: _Installation | None = None
+
+
+def install(config: DispatchConfig | None = None) -> None:
+    """Teach Megatron-Core this dispatcher.
+
+    Layers use it when their TransformerConfig has `moe_ascend_dispatcher = True`, when the flag
+    `--moe-token-dispatcher-type ascend` was given, or, with `config`, always: until `uninstall()`. Settings are
+    resolved field by field: attribute on the TransformerConfig, then Megatron's arguments, then `config`, then the
+    defaults of DispatchConfig. Calling it again replaces `config`.
+
+    Also provides what the host lacks without TransformerEngine (see host.router_gemm and host.norm).
+    """
+    global _installation
+    if _installation is not None:
+        _installation.config = config
+        return
+    _installation = _Installation(config, [], set())
+    _installation.replace(moe_layer, _STOCK_NAME, _build_dispatcher)
+    router_gemm.provide_router_gemm_name()
+    norm.provide_safe_norm()
+    arguments = _import_or_none("megatron.training.arguments")
+    if arguments is not None:
+        _installation.replace(arguments, "add_megatron_arguments", _widen(arguments.add_megatron_arguments))
+
+
+def uninstall() -> None:
+    """Give Megatron its names back, identical (`is`) to before `install()`. Built layers keep their dispatcher."""
+    global _installation
+    if _installation is None:
+        return
+    for owner, name, value in reversed(_installation.saved):
+        setattr(owner, name, value)
+    norm.withdraw_safe_norm()
+    router_gemm.withdraw_router_gemm_name()
+    _installation = None
+
+
+def verify(model: torch.nn.Module | Iterable[torch.nn.Module]) -> int:
+    """Count the layers that this dispatcher serves, so that an ineffective install is loud.
+
+    Args:
+        model: a module, or the list of model chunks that Megatron builds.
+
+    Returns:
+        The number of MoE layers, all of which use AscendTokenDispatcher (0 for a stage without MoE layers).
+
+    Raises:
+        RuntimeError: a MoE layer uses another dispatcher.
+    """
+    chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
+    layers = [m for chunk in chunks for m in chunk.modules() if isinstance(m, moe_layer.BaseMoELayer)]
+    others = [type(m.token_dispatcher).__name__ for m in layers if not isinstance(m.token_dispatcher, AscendTokenDispatcher)]
+    if others:
+        raise RuntimeError(
+            f"{len(others)} of {len(layers)} MoE layers use {', '.join(sorted(set(others)))}, expected "
+            "AscendTokenDispatcher: call install() before the model is built and select it with "
+            "--moe-token-dispatcher-type ascend, config.moe_ascend_dispatcher = True or install(DispatchConfig())"
+        )
+    return len(layers)
+
+
+def resolve_settings(host: Any) -> tuple[DispatchConfig | None, dict[str, str]]:
+    """Settings for a layer of this TransformerConfig.
+
+    Returns:
+        The frozen settings, or None where the layer does not select the dispatcher; and each field's origin.
+
+    Raises:
+        ValueError: a value outside its choices, or `--moe-ascend-*` settings without the dispatcher selected.
+    """
+    args = _megatron_args()
+    installed = _installation.config if _installation is not None else None
+    values, origins = {}, {}
+    for setting in fields(DispatchConfig):
+        name = PREFIX + setting.name
+        for origin, source in (("TransformerConfig", host), ("arguments", args)):
+            if getattr(source, name, None) is not None:
+                values[setting.name], origins[setting.name] = getattr(source, name), origin
+                break
+        else:
+            origins[setting.name] = "default" if installed is None else "install()"
+            values[setting.name] = setting.default if installed is None else getattr(installed, setting.name)
+
+    selected = getattr(host, SELECTED, None)
+    if selected is None:
+        selected = installed is not None or bool(getattr(args, SELECTED, False))
+    if not selected:
+        given = [name for name, origin in origins.items() if origin in ("TransformerConfig", "arguments")]
+        if given:
+            raise ValueError(
+                f"settings {', '.join(PREFIX + name for name in given)} are given but the dispatcher is not "
+                "selected: add --moe-token-dispatcher-type ascend, or drop them"
+            )
+        return None, origins
+    return DispatchConfig(**values), origins
+
+
+def _build_dispatcher(num_local_experts: int, local_expert_indices: list[int], config: Any, pg_collection: Any = None):
+    """What MoELayer calls by the stock class's name; builds the selected dispatcher or the stock one."""
+    settings, origins = resolve_settings(config)
+    if settings is None:
+        # resolved now, not at install time: others may have replaced it meanwhile
+        stock = getattr(token_dispatcher, _STOCK_NAME)
+        return stock(num_local_experts, local_expert_indices, config=config, pg_collection=pg_collection)
+    _log_once(
+        "dispatcher: ascend; "
+        + ", ".join(f"{name}={getattr(settings, name)} ({origin})" for name, origin in origins.items())
+    )
+    if getattr(config, "moe_permute_fusion", False):
+        _log_once("moe_permute_fusion has no effect: this dispatcher's permute is always fused")
+    return AscendTokenDispatcher(num_local_experts, local_expert_indices, config, pg_collection, settings)
+
+
+def _widen(add_megatron_arguments: Any) -> Any:
+    """Megatron's parser with `ascend` among the dispatchers and a flag for every DispatchConfig field."""
+
+    @functools.wraps(add_megatron_arguments)
+    def widened(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser = add_megatron_arguments(parser)
+        for action in parser._actions:
+            if "--moe-token-dispatcher-type" in action.option_strings:
+                action.choices = [*action.choices, "ascend"]
+                action.__class__ = _SelectDispatcher
+        parser.set_defaults(**{SELECTED: False})
+        group = parser.add_argument_group("megatron_ascend_moe")
+        for setting in fields(DispatchConfig):
+            flag = "--" + (PREFIX + setting.name).replace("_", "-")
+            if isinstance(setting.default, bool):
+                kind = {"action": argparse.BooleanOptionalAction}
+            else:
+                kind = {"type": type(setting.default), "choices": setting.metadata["choices"]}
+            text = f"{setting.metadata['help']} (default: {setting.default})"
+            group.add_argument(flag, dest=PREFIX + setting.name, default=None, help=text, **kind)
+        return parser
+
+    return widened
+
+
+class _SelectDispatcher(argparse.Action):
+    """`ascend` is stored as `alltoall`, which the host knows, and the plugin's own switch is set."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, SELECTED, values == "ascend")
+        setattr(namespace, self.dest, "alltoall" if values == "ascend" else values)
+
+
+def _megatron_args() -> Any:
+    """Megatron's parsed arguments, or None where no training loop has parsed any."""
+    global_vars = sys.modules.get("megatron.training.global_vars")
+    return getattr(global_vars, "_GLOBAL_ARGS", None)
+
+
+def _import_or_none(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:  # megatron-core wheels before 0.17 carry no training loop
+        return None
+
+
+def _log_once(message: str) -> None:
+    if message in _installation.logged:
+        return
+    _installation.logged.add(message)
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        logger.info(message)
