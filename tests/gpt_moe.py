@@ -1,11 +1,8 @@
 """Jobs for the distributed pools: train a tiny GPT-MoE on Megatron-Core and report losses and gradients by name."""
 
 import contextlib
-import copy
-import dataclasses
 
 import torch
-import torch.distributed as dist
 
 VOCABULARY, SEQUENCE, BATCH = 128, 32, 2
 
