@@ -1,4 +1,4 @@
-"""The name `te_general_gemm`, which Megatron-Core 0.13 to 0.16.1 reads and never binds without TransformerEngine.
+"""The name `te_general_gemm`, which Megatron-Core 0.13 to 0.16.1 reads but binds only with TransformerEngine.
 
 `moe_utils` imports it beside other TransformerEngine names and forgets it in the `except ImportError`; the
 router's first forward then dies with a NameError. Later versions bind it to None, which is what the router
