@@ -12,6 +12,7 @@ changes arithmetic. What Megatron's whole training loop needs on top is in `cpu_
 import contextlib
 import functools
 import glob
+import logging
 import os
 import sys
 
@@ -140,6 +141,12 @@ def _replace_random_state() -> None:
     # the tracker defers its generator calls until CUDA is initialised: here "now", and nothing to initialise
     cuda._lazy_call = lambda call, **kwargs: call()
     cuda._lazy_init = lambda: None
+    # it also warns of CPU random numbers drawn under the CUDA state: here they are meant to be
+    logging.getLogger("megatron.core.tensor_parallel.random").addFilter(_is_not_about_cpu_state)
+
+
+def _is_not_about_cpu_state(record: logging.LogRecord) -> bool:
+    return "CPU RNG state changed" not in record.getMessage()
 
 
 _FACTORIES = (
