@@ -1,0 +1,35 @@
+"""The pool itself: processes are reused, layouts change from job to job, and a failing rank is reported."""
+
+import os
+
+import pytest
+
+from tests.distributed_pool import JobFailed, Pool
+
+
+def test_processes_are_reused_between_jobs(distributed_pool):
+    first = distributed_pool(2).submit("tests.pool_jobs:pid_and_sum", value=1)
+    second = distributed_pool(2).submit("tests.pool_jobs:pid_and_sum", value=10)
+    assert [pid for pid, _ in first] == [pid for pid, _ in second]
+    assert [total for _, total in first + second] == [3, 3, 30, 30]
+
+
+def test_each_job_may_choose_its_own_layout(distributed_pool):
+    for tensor, expert in [(1, 4), (2, 2), (4, 1), (2, 4)]:
+        sizes = {"tensor_model_parallel_size": tensor, "expert_model_parallel_size": expert}
+        sizes["expert_tensor_parallel_size"] = 1
+        assert distributed_pool(4).submit("tests.pool_jobs:layout", **sizes) == [(tensor, expert)] * 4
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"), [("raise", "rank 1 was told to fail"), ("exit", "exit code 7"), ("hang", "no reply")]
+)
+def test_failing_rank_is_reported_and_its_pool_is_ended(how, expected):
+    pool = Pool(2)
+    pids = [pid for pid, _ in pool.submit("tests.pool_jobs:pid_and_sum", value=1)]
+    with pytest.raises(JobFailed, match="rank 1") as failure:
+        pool.submit("tests.pool_jobs:fail_on", rank=1, how=how, timeout=8)
+    assert expected in str(failure.value)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    with pytest.raises(JobFailed, match="ask for a new one"):
+        pool.submit("tests.pool_jobs:pid_and_sum", value=1)
