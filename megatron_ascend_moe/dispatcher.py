@@ -91,9 +91,8 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         if self.single_rank:
             dispatch = self._finish_single_rank(dispatch)
         elif capacity is None:
-            dispatch = replace(
-                dispatch, counts=CountsCollective(plan.counts_and_overflow, self.tp_ep_group, self.config.moe_router_topk)
-            )
+            counts = CountsCollective(plan.counts_and_overflow, self.tp_ep_group, self.config.moe_router_topk)
+            dispatch = replace(dispatch, counts=counts)
         self._dispatch = dispatch
         return permute_rows(hidden_TH, dispatch.plan, probs_TK, kernel_set=self._kernels)
 

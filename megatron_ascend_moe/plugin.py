@@ -95,10 +95,10 @@ def verify(model: torch.nn.Module | Iterable[torch.nn.Module]) -> int:
     """
     chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
     layers = [m for chunk in chunks for m in chunk.modules() if isinstance(m, moe_layer.BaseMoELayer)]
-    others = [type(m.token_dispatcher).__name__ for m in layers if not isinstance(m.token_dispatcher, AscendTokenDispatcher)]
+    others = [m.token_dispatcher for m in layers if not isinstance(m.token_dispatcher, AscendTokenDispatcher)]
     if others:
         raise RuntimeError(
-            f"{len(others)} of {len(layers)} MoE layers use {', '.join(sorted(set(others)))}, expected "
+            f"{len(others)} of {len(layers)} MoE layers use {', '.join(sorted({type(o).__name__ for o in others}))}, expected "
             "AscendTokenDispatcher: call install() before the model is built and select it with "
             "--moe-token-dispatcher-type ascend, config.moe_ascend_dispatcher = True or install(DispatchConfig())"
         )

@@ -103,6 +103,7 @@ def train(layout, settings, steps=20, config=None):
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     layout = {"tp": 1, "pp": 1, "ep": 1, "etp": 1} | layout
+    params_dtype = torch.bfloat16 if (config or {}).get("bf16") else torch.float32
     config = build_config(layout, **(config or {}))
     with dispatcher(settings):
         model = build_model(config, layout)
@@ -114,7 +115,7 @@ def train(layout, settings, steps=20, config=None):
             config, DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False), model
         )
         optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=2e-3, bf16=config.bf16, params_dtype=config.params_dtype, clip_grad=1.0),
+            OptimizerConfig(optimizer="adam", lr=2e-3, bf16=config.bf16, params_dtype=params_dtype, clip_grad=1.0),
             [model],
         )
         generator = torch.Generator().manual_seed(7 + parallel_state.get_data_parallel_rank())

@@ -1,0 +1,82 @@
+"""Registration: what install changes, what it selects, and that it can be taken back."""
+
+import pytest
+
+
+def test_uninstall_leaves_identical_names(distributed_pool):
+    ((during, after),) = distributed_pool(1).submit("tests.plugin_jobs:changed_names")
+    assert "moe_layer.MoEAlltoAllTokenDispatcher" in during and "WrappedTorchNorm.__new__" in during
+    assert after == []
+
+
+@pytest.mark.parametrize(
+    ("installed", "attribute", "name"),
+    [
+        (False, None, "MoEAlltoAllTokenDispatcher"),
+        (False, True, "AscendTokenDispatcher"),
+        (True, None, "AscendTokenDispatcher"),
+        (True, False, "MoEAlltoAllTokenDispatcher"),
+    ],
+)
+def test_selection(distributed_pool, installed, attribute, name):
+    job = "tests.plugin_jobs:dispatcher_class"
+    ((got, verified, module),) = distributed_pool(1).submit(job, installed=installed, attribute=attribute)
+    assert got == name
+    if name == "AscendTokenDispatcher":
+        assert verified == 2
+    else:
+        assert module.startswith("megatron.core.")
+        assert "2 of 2 MoE layers use MoEAlltoAllTokenDispatcher, expected AscendTokenDispatcher" in verified
+
+
+def test_settings_come_from_config_then_arguments_then_install(distributed_pool):
+    ((settings, origins),) = distributed_pool(1).submit(
+        "tests.plugin_jobs:resolved",
+        host={"moe_ascend_layout": "padded"},
+        args={"moe_ascend_layout": "binned", "moe_ascend_pad_multiple": 8, "moe_ascend_dispatcher": True},
+        installed={"pad_multiple": 16, "kernels": "torch"},
+    )
+    assert (settings.layout, settings.pad_multiple, settings.kernels) == ("padded", 8, "torch")
+    assert origins == {
+        "layout": "TransformerConfig",
+        "pad_multiple": "arguments",
+        "kernels": "install()",
+        "exchange": "install()",
+        "checked": "install()",
+    }
+
+
+def test_settings_without_selection_are_refused(distributed_pool):
+    from tests.distributed_pool import JobFailed
+
+    with pytest.raises(JobFailed, match="settings moe_ascend_pad_multiple are given but the dispatcher is not selected"):
+        distributed_pool(1).submit("tests.plugin_jobs:resolved", args={"moe_ascend_pad_multiple": 8})
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "message"),
+    [
+        ({"layout": "binned"}, {}, "layout='binned' needs a capacity, got moe_expert_capacity_factor=None"),
+        (
+            {"layout": "padded"},
+            {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
+            "layout='padded' cannot serve moe_pad_expert_input_to_capacity=True: use layout='auto' or drop that flag",
+        ),
+    ],
+)
+def test_layouts_that_cannot_work_are_refused_at_start_up(distributed_pool, settings, config, message):
+    (got,) = distributed_pool(1).submit("tests.plugin_jobs:refusal", settings=settings, config=config)
+    assert got is not None and message in got
+
+
+def test_no_new_state_dict_keys(distributed_pool):
+    ((stock, ours),) = distributed_pool(1).submit("tests.plugin_jobs:state_dict_keys")
+    assert stock == ours and stock
+
+
+@pytest.mark.parametrize(("world", "checked_mode"), [(1, True), (1, False), (2, False)])
+def test_too_many_routes_raise(distributed_pool, world, checked_mode):
+    """Unchecked, the counter rides in the counts' collective, so every rank raises; checked, the rank that has it."""
+    answers = distributed_pool(world).submit("tests.plugin_jobs:wrong_width", ep=world, checked_mode=checked_mode)
+    for answer in answers:
+        assert answer is not None and "1 rows of the routing map hold more than moe_router_topk=2" in answer
