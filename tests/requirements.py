@@ -1,5 +1,7 @@
 """What a test does when the machine lacks a tool: a loud skip for a user, a failure in CI."""
 
+import importlib.metadata
+import importlib.util
 import os
 from typing import NoReturn
 
@@ -11,3 +13,14 @@ def missing(reason: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(f"{reason} (a skip elsewhere, a failure in CI)", pytrace=False)
     pytest.skip(reason)
+
+
+def megatron_training() -> None:
+    """Skip where megatron-core is of the versions whose wheels have no training loop (the suite runs with newer ones
+    too); where it should be there and is not, `missing`."""
+    version = importlib.metadata.version("megatron-core")
+    if importlib.util.find_spec("megatron.training") is not None:
+        return
+    if tuple(map(int, version.split(".")[:2])) < (0, 17):
+        pytest.skip(f"megatron-core {version} has no megatron.training; tested with 0.19.2")
+    missing("megatron.training is not installed")

@@ -108,9 +108,7 @@ def _batch(flags: Mapping[str, Any], at: Layout) -> Iterator[str]:
     sequence, micro = integer(flags, "seq-length"), integer(flags, "micro-batch-size")
     batch = integer(flags, "global-batch-size", micro * at.dp)
     if at.dp and batch % (micro * at.dp):
-        yield (
-            f"global-batch-size {batch} is not divisible by micro-batch-size {micro} x data-parallel size {at.dp}"
-        )
+        yield f"global-batch-size {batch} is not divisible by micro-batch-size {micro} x data-parallel size {at.dp}"
     parts = (at.tp if flags.get("sequence-parallel") else 1) * (2 * at.cp if at.cp > 1 else 1)
     if sequence % parts:
         yield f"seq-length {sequence} is not divisible by {parts} (TP with sequence parallelism x 2 CP)"

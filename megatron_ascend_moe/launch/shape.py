@@ -38,9 +38,7 @@ def count_parameters(flags: Mapping[str, Any]) -> ParameterCounts:
         linear_attention_pattern(flags, layers) if "experimental-attention-variant" in flags else [0] * layers
     )
     hidden = integer(flags, "hidden-size")
-    attention = sum(
-        _linear_attention(flags) if linear else _attention(flags) for linear in linear_layers
-    )
+    attention = sum(_linear_attention(flags) if linear else _attention(flags) for linear in linear_layers)
     num_moe = sum(moe_layers)
     dense = (layers - num_moe) * _mlp(flags, integer(flags, "ffn-hidden-size", _default_ffn(flags)))
     expert = _mlp(flags, moe_ffn_hidden(flags)) if num_moe else 0

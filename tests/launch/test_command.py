@@ -1,6 +1,5 @@
 """The `launch` command, as a user types it."""
 
-import importlib.util
 import os
 import shlex
 import subprocess
@@ -9,7 +8,7 @@ import sys
 import pytest
 
 from megatron_ascend_moe.launch import command, flags
-from tests.requirements import missing
+from tests.requirements import megatron_training
 
 ROOT = command.configs.CONFIG_DIR.parent
 QWEN = ["pretrain_gpt.py", "--model", "qwen3-30b-a3b", "--parallel", "a2-2x8"]
@@ -78,8 +77,7 @@ def run(*overrides):
 
 
 def test_the_real_parser_accepts_the_plugins_flags_and_names_the_nearest_for_an_unknown_one():
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.training") is None:
-        missing("megatron.training is not installed (megatron-core >= 0.17)")
+    megatron_training()
     good = run("--moe-ascend-pad-multiple", "16")
     assert good.returncode == 0, good.stderr
     assert "NOT CHECKED" not in good.stderr and "--moe-ascend-pad-multiple 16" in good.stdout

@@ -1,7 +1,5 @@
 """The model configurations: published totals, Megatron's parser, and the count against models that Megatron built."""
 
-import importlib.metadata
-import importlib.util
 import json
 import subprocess
 import sys
@@ -9,7 +7,7 @@ import sys
 import pytest
 
 from megatron_ascend_moe.launch import configs, shape
-from tests.requirements import missing
+from tests.requirements import megatron_training
 
 MODELS = sorted(path.stem for path in (configs.CONFIG_DIR / "models").glob("*.yaml"))
 
@@ -67,8 +65,7 @@ def test_multi_token_prediction_layer_of_deepseek_v3_has_its_published_size():
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """What became of every model in Megatron's hands; see built_models.py."""
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.training") is None:
-        missing("megatron.training is not installed (megatron-core >= 0.17)")
+    megatron_training()
     store = tmp_path_factory.mktemp("rendezvous") / "store"
     done = subprocess.run(
         [sys.executable, "-m", "tests.launch.built_models", str(store)],
