@@ -19,7 +19,7 @@ LLVM_TOOLS = ("mlir-opt", "mlir-translate", "llc")
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 TEST_TOOLS = ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
-PROJECT_NEEDS = ["numpy<2.4", "PyYAML", "matplotlib", "tensorboard", "tqdm"]
+PROJECT_NEEDS = ["numpy<2.4", "PyYAML", "matplotlib", "psutil", "tensorboard", "tqdm"]
 PARALLEL = ["-n", "2", "--dist", "worksteal"]
 
 nox.options.error_on_missing_interpreters = IN_CI

@@ -11,6 +11,7 @@ files (`--text-path`) or mock data (`--mock-data`). The tokenizer comes from a f
 Megatron's distributed ones, and a run that finds one in `--load` continues it.
 """
 
+import importlib.util
 import os
 from functools import partial
 
@@ -172,6 +173,8 @@ def main():
             f"{', '.join(asked)}: not served by this script, which pretrains on plain sequences; use "
             "Megatron-LM's pretrain_gpt.py with the same run command"
         )
+    if args.save and importlib.util.find_spec("psutil") is None:
+        raise ValueError("--save: Megatron's distributed checkpoints need psutil (pip install psutil)")
     watch_steps(args, args.metrics_jsonl)
     pretrain(
         pretrain_cfg_container_from_args(args, gpt_config_from_args(args)),

@@ -44,14 +44,14 @@ class _StepWatcher:
         self._jsonl = jsonl
         self._seen = None  # the last iteration: Megatron logs the first one twice
         self._bar = None
-        self._before = time.perf_counter()
+        self._before = None  # the first step has no step before it to be timed from
 
     def step(self, iteration: int, losses: dict, grad_norm: float | None, learning_rate: float | None) -> None:
         if not losses or not _is_last_rank() or iteration == self._seen:
             return
-        seconds = time.perf_counter() - self._before
-        self._before = time.perf_counter()
-        self._seen = iteration
+        now = time.perf_counter()
+        seconds = now - self._before if self._before else None
+        self._before, self._seen = now, iteration
         tokens = self._args.global_batch_size * self._args.seq_length
         record = {
             "iteration": iteration,
@@ -59,8 +59,8 @@ class _StepWatcher:
             **{name: float(loss) for name, loss in losses.items()},
             "grad norm": grad_norm,
             "learning rate": learning_rate,
-            "ms": round(seconds * 1e3, 3),
-            "tokens/s": round(tokens / seconds, 1),
+            "ms": round(seconds * 1e3, 3) if seconds else None,
+            "tokens/s": round(tokens / seconds, 1) if seconds else None,
         }
         if self._jsonl:
             Path(self._jsonl).parent.mkdir(parents=True, exist_ok=True)
@@ -77,9 +77,8 @@ class _StepWatcher:
                 unit="it",
                 disable=not sys.stderr.isatty(),
             )
-        self._bar.set_postfix_str(
-            f"lm loss {record['lm loss']:.4f}, {record['ms']:.0f} ms, {record['tokens/s']:.0f} tokens/s"
-        )
+        speed = f", {record['ms']:.0f} ms, {record['tokens/s']:.0f} tokens/s" if record["ms"] else ""
+        self._bar.set_postfix_str(f"lm loss {record['lm loss']:.4f}{speed}")
         self._bar.update()
         if record["iteration"] >= self._args.train_iters:
             self._bar.close()

@@ -10,7 +10,9 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 BYTE_VOCABULARY = 257  # the 256 bytes, and one id that ends a document
-DOCUMENT_BYTES = 64 * 1024  # about how much text becomes one document, cut at an empty line
+LONGEST_DOCUMENT = 64 * 1024  # characters
+DOCUMENTS = 200  # at least about so many: Megatron splits train, validation and test by document
+SHORTEST_TEXT = 10 * DOCUMENTS  # characters
 
 
 def encode_bytes(text: str) -> list[int]:
@@ -26,28 +28,33 @@ def build_text_dataset(
     The prefix names the content and `tokenizer` (any text that identifies it), so a changed file or tokenizer
     gives another dataset. Files appear whole or not at all: several nodes may write to one shared folder.
 
-    ValueError if a file does not exist or the files hold no text.
+    ValueError if a file does not exist or the files hold too little text to be split.
     """
     missing = [file for file in files if not Path(file).is_file()]
     if missing:
         raise ValueError(f"text files not found: {', '.join(missing)}; expected paths of readable UTF-8 text")
     texts = [Path(file).read_text(encoding="utf-8") for file in files]
-    if not any(text.strip() for text in texts):
-        raise ValueError(f"no text in {', '.join(files)}: expected files with something to learn from")
+    length = sum(map(len, texts))
+    if length < SHORTEST_TEXT:
+        raise ValueError(
+            f"{', '.join(files)}: {length} characters of text, expected at least {SHORTEST_TEXT} to split into "
+            "training, validation and test documents"
+        )
     digest = hashlib.sha256("\0".join([tokenizer, *texts]).encode()).hexdigest()[:16]
     prefix = Path(folder) / f"text-{digest}"
     if not prefix.with_suffix(".idx").exists():
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        _write(prefix, (document for text in texts for document in _documents(text)), encode, end_of_document)
+        size = min(LONGEST_DOCUMENT, length // DOCUMENTS)
+        documents = (document for text in texts for document in _documents(text, size))
+        _write(prefix, documents, encode, end_of_document)
     return str(prefix)
 
 
-def _documents(text: str) -> Iterator[str]:
-    """Cut at the first empty line after each DOCUMENT_BYTES characters."""
+def _documents(text: str, size: int) -> Iterator[str]:
+    """Pieces of about `size` characters, cut behind a line's end where there is one in their second half."""
     start = 0
     while start < len(text):
-        cut = text.find("\n\n", start + DOCUMENT_BYTES)
-        end = len(text) if cut < 0 else cut + 2
+        end = text.rfind("\n", start + size // 2, start + size) + 1 or start + size
         yield text[start:end]
         start = end
 

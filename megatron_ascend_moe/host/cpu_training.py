@@ -34,7 +34,7 @@ def enable_training_loop() -> None:
     cpu.enable()
     _replace_device_queries()
     _replace_memory_queries()
-    _replace_pinning()
+    _replace_data_loader()
     _replace_backend()
 
 
@@ -61,13 +61,17 @@ def _replace_memory_queries() -> None:
     torch.cuda.reset_peak_memory_stats = lambda device=None: None
 
 
-def _replace_pinning() -> None:
-    """Pinned host memory speeds copies to a device and cannot be had without one."""
+def _replace_data_loader() -> None:
+    """Pinned host memory cannot be had without a device. And a loader that starts draws a seed from torch's
+    default generator, which here is the one that dropout uses: give it one of its own, or a resumed run, which
+    starts its loader after the checkpoint's random state is loaded, draws other masks than the run it continues.
+    """
     stock_init = torch.utils.data.DataLoader.__init__
 
     @functools.wraps(stock_init)
     def init(self, *args, **kwargs):
         kwargs["pin_memory"] = False
+        kwargs["generator"] = kwargs.get("generator") or torch.Generator()
         stock_init(self, *args, **kwargs)
 
     torch.utils.data.DataLoader.__init__ = init
