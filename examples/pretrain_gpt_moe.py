@@ -135,9 +135,7 @@ def build_datasets(sample_counts, vp_stage=None):
     )
     print_rank_0("> building train, validation and test datasets")
     dataset = MockGPTDataset if args.mock_data else GPTDataset
-    builder = BlendedMegatronDatasetBuilder(
-        dataset, sample_counts, partial(_reads_data, vp_stage=vp_stage), config
-    )
+    builder = BlendedMegatronDatasetBuilder(dataset, sample_counts, partial(_reads_data, vp_stage=vp_stage), config)
     return builder.build()
 
 

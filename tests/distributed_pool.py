@@ -78,9 +78,7 @@ class Pool:
         for connection in self._connections:
             connection.send((job, kwargs, timeout))
         replies = self._collect(timeout)
-        failures = [
-            rank for rank in range(self.world_size) if replies.get(rank, ("missing",))[0] != "returned"
-        ]
+        failures = [rank for rank in range(self.world_size) if replies.get(rank, ("missing",))[0] != "returned"]
         if failures:
             self.close()
             raise JobFailed(_report(job, kwargs, failures, replies, timeout))
@@ -161,9 +159,7 @@ def _process_group(store, rank: int, world_size: int, timeout: float):
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout))
     yield
     # only after a good end: a failed job closes the whole pool, and others may still sit in a collective
     dist.barrier()

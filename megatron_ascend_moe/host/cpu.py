@@ -224,9 +224,7 @@ def _replace_collectives() -> None:
         return None
 
     @functools.wraps(stock_exchange)
-    def all_to_all_single(
-        output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False
-    ):
+    def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
         """Megatron turns split sizes into lists only when they are CUDA tensors; torch takes nothing else."""
         return stock_exchange(
             output,
