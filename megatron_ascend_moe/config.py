@@ -41,6 +41,9 @@ class DispatchConfig:
     kernels: str = _setting(
         "auto", "triton, torch (the plain twins), or auto: triton on an NPU or GPU, torch on a CPU", KERNELS
     )
+    load_report: str = _setting(
+        "", "JSON-lines file for each layer's tokens per expert on logging steps (empty: none)"
+    )
     checked: bool = _setting(False, "validate every routing map and plan; costs device syncs, for debugging")
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ N received rows, P rows in expert order, EP and ETP the expert- and expert-tenso
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -14,11 +14,14 @@ from megatron.core.transformer.moe.moe_utils import get_capacity
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from torch import Tensor
 
-from megatron_ascend_moe import kernels
+from megatron_ascend_moe import __version__, kernels
 from megatron_ascend_moe.config import DispatchConfig, check_host, checked
+from megatron_ascend_moe.exchange.agreement import check_agreement
 from megatron_ascend_moe.exchange.counts import CountsCollective, Splits, even_splits
 from megatron_ascend_moe.exchange.expert_parallel import all_to_all
 from megatron_ascend_moe.exchange.tensor_parallel import gather_parts, reduce_scatter_parts
+from megatron_ascend_moe.observe.metrics import LoadCounter
+from megatron_ascend_moe.observe.ranges import in_stage_range
 from megatron_ascend_moe.ops.combine import combine_rows
 from megatron_ascend_moe.ops.permute import permute_rows
 from megatron_ascend_moe.routing.plan import RoutePlan, plan_routes
@@ -75,12 +78,16 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         self.num_local_experts = num_local_experts
         self.num_experts = config.num_moe_experts
         self.single_rank = self.ep_size * self.tp_size == 1
+        self.layer_number: int | None = None  # set by the plugin when the host numbers its layers
+        self.load = LoadCounter(self.num_experts)
         self._dispatch: Dispatch | None = None
         self._kernels: kernels.KernelSet | None = None
 
+    @in_stage_range
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor):
         """(…, H), (T, E) bool, (T, E) -> rows (>= R, H) and their probabilities fp32, in expert order."""
         hidden_TH = hidden_states.reshape(-1, hidden_states.shape[-1])
+        self._prepare(hidden_TH.device)
         with checked(self.settings.checked):
             capacity = self._capacity(hidden_TH.shape[0])
             probs_TK, plan = self._plan(probs, routing_map, capacity)
@@ -96,6 +103,7 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         self._dispatch = dispatch
         return permute_rows(hidden_TH, dispatch.plan, probs_TK, kernel_set=self._kernels)
 
+    @in_stage_range
     def token_dispatch(self, hidden_states: Tensor, probs: Tensor):
         """Rows and probabilities by destination -> (ETP * N, H) and (ETP * N), by source."""
         if self.shared_experts is not None and hasattr(self.shared_experts, "wait_current_stream"):
@@ -112,6 +120,7 @@ class AscendTokenDispatcher(MoETokenDispatcher):
             probs = gather_parts(probs, splits.rows_per_tp_rank, self.tp_group)
         return hidden_states, probs
 
+    @in_stage_range
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor):
         """Received rows -> rows (P, H) in expert order, tokens_per_expert (e), their probabilities (P)."""
         if not self.single_rank:
@@ -119,14 +128,17 @@ class AscendTokenDispatcher(MoETokenDispatcher):
             hidden_states, probs = permute_rows(
                 hidden_states, dispatch.expert_plan, probs.unsqueeze(1), kernel_set=self._kernels
             )
+        self._count(hidden_states)
         return hidden_states, self._dispatch.tokens_per_expert, probs
 
+    @in_stage_range
     def combine_preprocess(self, hidden_states: Tensor):
         """Expert outputs (P, H) -> (ETP * N, H) in the order received."""
         if self.single_rank:
             return hidden_states
         return combine_rows(hidden_states, self._dispatch.expert_plan, kernel_set=self._kernels)
 
+    @in_stage_range
     def token_combine(self, hidden_states: Tensor):
         """Rows by source -> (R, H) back on the ranks whose tokens they are."""
         if self.shared_experts is not None and hasattr(self.shared_experts, "wait_current_stream"):
@@ -140,6 +152,7 @@ class AscendTokenDispatcher(MoETokenDispatcher):
             self.shared_experts.post_forward_comm()
         return hidden_states
 
+    @in_stage_range
     def combine_postprocess(self, hidden_states: Tensor):
         """(R, H) -> the layer's output, of the shape that came in."""
         dispatch, self._dispatch = self._dispatch, None
@@ -148,6 +161,25 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         if self.shared_experts is not None:
             output = output + self.shared_experts.get_output()
         return output
+
+    def _prepare(self, device: torch.device) -> None:
+        """Before the first forward's collectives: choose the kernels, and agree on the settings with the group."""
+        if self._kernels is None:
+            self._kernels = kernels.select(self.settings.kernels, device)
+            if not self.single_rank:
+                check_agreement(self._must_agree(), self.tp_ep_group)
+
+    def _must_agree(self) -> dict[str, Any]:
+        host = self.config
+        return {
+            **asdict(self.settings),
+            "version": __version__,
+            "kernels": self._kernels.name,
+            "num_moe_experts": host.num_moe_experts,
+            "moe_router_topk": host.moe_router_topk,
+            "moe_expert_capacity_factor": host.moe_expert_capacity_factor,
+            "moe_pad_expert_input_to_capacity": host.moe_pad_expert_input_to_capacity,
+        }
 
     def _capacity(self, num_tokens: int) -> int | None:
         """Capacity per expert and source rank if this forward is binned, else None.
@@ -166,8 +198,6 @@ class AscendTokenDispatcher(MoETokenDispatcher):
 
     def _plan(self, probs: Tensor, routing_map: Tensor, capacity: int | None):
         """(T, E) map and probabilities -> probs_TK and the plan of this rank's rows."""
-        if self._kernels is None:
-            self._kernels = kernels.select(self.settings.kernels, probs.device)
         # Padding to capacity fills the map up with routes of probability 0, which add nothing anywhere.
         fillers = bool(self.config.moe_pad_expert_input_to_capacity)
         probs_TK, expert_ids_TK, counts_BE = compact_routes(
@@ -212,3 +242,10 @@ class AscendTokenDispatcher(MoETokenDispatcher):
             plan = plan_received_bins(sources, self.num_local_experts, dispatch.plan.capacity, device)
             tokens_per_expert = torch.full((self.num_local_experts,), plan.capacity, dtype=torch.int64)
         return replace(dispatch, expert_plan=plan, tokens_per_expert=tokens_per_expert)
+
+    def _count(self, rows_PH: Tensor) -> None:
+        """Add this forward to the layer's load, without a sync."""
+        splits = self._dispatch.splits
+        sent = 0 if splits is None else sum(splits.send) - splits.send[torch.distributed.get_rank(self.ep_group)]
+        row_bytes = rows_PH.shape[1] * rows_PH.element_size()
+        self.load.add(self._dispatch.plan.meta, rows_PH.shape[0], sent * (2 * row_bytes + 4))

@@ -12,22 +12,25 @@ import functools
 import importlib
 import logging
 import sys
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from megatron.core.transformer.moe import moe_layer, token_dispatcher
+from megatron.core.transformer.moe import moe_layer, moe_utils, token_dispatcher
 
 from megatron_ascend_moe.config import DispatchConfig
 from megatron_ascend_moe.dispatcher import AscendTokenDispatcher
 from megatron_ascend_moe.host import norm, router_gemm
+from megatron_ascend_moe.observe.step_report import with_loads
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "moe_ascend_"  # of flags' destinations and of attributes on a TransformerConfig
 SELECTED = PREFIX + "dispatcher"  # true where `--moe-token-dispatcher-type ascend` was given
 _STOCK_NAME = "MoEAlltoAllTokenDispatcher"
+_INHERITED = object()  # the class had the name from a base class only
 
 
 @dataclass
@@ -37,9 +40,10 @@ class _Installation:
     config: DispatchConfig | None
     saved: list[tuple[Any, str, Any]]  # owner, attribute, its value before
     logged: set[str]
+    dispatchers: list[weakref.ref]  # of this process, in the order built
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        self.saved.append((owner, name, getattr(owner, name)))
+        self.saved.append((owner, name, owner.__dict__.get(name, _INHERITED)))
         setattr(owner, name, value)
 
 
@@ -60,8 +64,10 @@ def install(config: DispatchConfig | None = None) -> None:
     if _installation is not None:
         _installation.config = config
         return
-    _installation = _Installation(config, [], set())
+    _installation = _Installation(config, [], set(), [])
     _installation.replace(moe_layer, _STOCK_NAME, _build_dispatcher)
+    _installation.replace(moe_layer.MoELayer, "set_layer_number", _numbering(moe_layer.MoELayer.set_layer_number))
+    _report_loads()
     router_gemm.provide_router_gemm_name()
     norm.provide_safe_norm()
     arguments = _import_or_none("megatron.training.arguments")
@@ -75,7 +81,7 @@ def uninstall() -> None:
     if _installation is None:
         return
     for owner, name, value in reversed(_installation.saved):
-        setattr(owner, name, value)
+        delattr(owner, name) if value is _INHERITED else setattr(owner, name, value)
     norm.withdraw_safe_norm()
     router_gemm.withdraw_router_gemm_name()
     _installation = None
@@ -97,8 +103,9 @@ def verify(model: torch.nn.Module | Iterable[torch.nn.Module]) -> int:
     layers = [m for chunk in chunks for m in chunk.modules() if isinstance(m, moe_layer.BaseMoELayer)]
     others = [m.token_dispatcher for m in layers if not isinstance(m.token_dispatcher, AscendTokenDispatcher)]
     if others:
+        names = ", ".join(sorted({type(other).__name__ for other in others}))
         raise RuntimeError(
-            f"{len(others)} of {len(layers)} MoE layers use {', '.join(sorted({type(o).__name__ for o in others}))}, expected "
+            f"{len(others)} of {len(layers)} MoE layers use {names}, expected "
             "AscendTokenDispatcher: call install() before the model is built and select it with "
             "--moe-token-dispatcher-type ascend, config.moe_ascend_dispatcher = True or install(DispatchConfig())"
         )
@@ -154,7 +161,40 @@ def _build_dispatcher(num_local_experts: int, local_expert_indices: list[int], c
     )
     if getattr(config, "moe_permute_fusion", False):
         _log_once("moe_permute_fusion has no effect: this dispatcher's permute is always fused")
-    return AscendTokenDispatcher(num_local_experts, local_expert_indices, config, pg_collection, settings)
+    dispatcher = AscendTokenDispatcher(num_local_experts, local_expert_indices, config, pg_collection, settings)
+    _installation.dispatchers.append(weakref.ref(dispatcher))
+    return dispatcher
+
+
+def _numbering(set_layer_number: Any) -> Any:
+    """MoELayer.set_layer_number that tells the dispatcher, too: its metrics are by layer."""
+
+    @functools.wraps(set_layer_number)
+    def numbering(self, layer_number: int) -> None:
+        set_layer_number(self, layer_number)
+        if isinstance(self.token_dispatcher, AscendTokenDispatcher):
+            self.token_dispatcher.layer_number = layer_number
+
+    return numbering
+
+
+def _report_loads() -> None:
+    """Let the host's per-step MoE report carry the layers' loads."""
+    dispatchers = lambda: [d for d in (ref() for ref in _installation.dispatchers) if d is not None]  # noqa: E731
+    log_interval = lambda: getattr(_megatron_args(), "log_interval", 1)  # noqa: E731
+    moe_logging = _import_or_none("megatron.core.transformer.moe.moe_logging")
+    if moe_logging is not None:
+        tracker = moe_logging.MoEMetricsTracker
+        record = lambda call, *values: call["self"].record(*values)  # noqa: E731
+        reporting = with_loads(tracker.report, record, lambda name: None, dispatchers, log_interval)
+        _installation.replace(tracker, "report", reporting)
+        return
+    record = lambda call, *values: moe_utils.save_to_aux_losses_tracker(*values)  # noqa: E731
+    forget = lambda name: moe_utils.get_moe_layer_wise_logging_tracker().pop(name, None)  # noqa: E731
+    reporting = with_loads(moe_utils.track_moe_metrics, record, forget, dispatchers, log_interval)
+    for owner in (moe_utils, _import_or_none("megatron.training.training")):
+        if hasattr(owner, "track_moe_metrics"):
+            _installation.replace(owner, "track_moe_metrics", reporting)
 
 
 def _widen(add_megatron_arguments: Any) -> Any:

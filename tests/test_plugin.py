@@ -43,13 +43,15 @@ def test_settings_come_from_config_then_arguments_then_install(distributed_pool)
         "kernels": "install()",
         "exchange": "install()",
         "checked": "install()",
+        "load_report": "install()",
     }
 
 
 def test_settings_without_selection_are_refused(distributed_pool):
     from tests.distributed_pool import JobFailed
 
-    with pytest.raises(JobFailed, match="settings moe_ascend_pad_multiple are given but the dispatcher is not selected"):
+    message = "settings moe_ascend_pad_multiple are given but the dispatcher is not selected"
+    with pytest.raises(JobFailed, match=message):
         distributed_pool(1).submit("tests.plugin_jobs:resolved", args={"moe_ascend_pad_multiple": 8})
 
 
