@@ -90,13 +90,15 @@ def build_model(config, layout, seed=1234):
     return model
 
 
-def train(layout, settings, steps=20, config=None):
+def train(layout, settings, steps=20, config=None, check_gradients=False, change_loss=None):
     """Train; returns the losses of every step and the gradients of the first step by parameter name.
 
     Args:
         layout: dict of tp, pp, ep, etp.
         settings: DispatchConfig's fields for the plugin, or None for the stock dispatcher.
         config: overrides of the TransformerConfig.
+        check_gradients: let Megatron's DistributedDataParallel raise on gradients that are not finite.
+        change_loss: applied to this rank's loss.
     """
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -111,9 +113,8 @@ def train(layout, settings, steps=20, config=None):
             from megatron_ascend_moe import plugin
 
             assert plugin.verify(model) == config.num_layers
-        model = DistributedDataParallel(
-            config, DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False), model
-        )
+        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=check_gradients)
+        model = DistributedDataParallel(config, ddp, model)
         optimizer = get_megatron_optimizer(
             OptimizerConfig(optimizer="adam", lr=2e-3, bf16=config.bf16, params_dtype=params_dtype, clip_grad=1.0),
             [model],
@@ -127,6 +128,7 @@ def train(layout, settings, steps=20, config=None):
             model.zero_grad_buffer()
             optimizer.zero_grad()
             loss = model(tokens[:, :-1], positions, mask, labels=tokens[:, 1:]).float().mean()
+            loss = loss if change_loss is None else change_loss(loss)
             loss.backward()
             finalize_model_grads([model])
             if step == 0:
