@@ -62,6 +62,8 @@ def _torch_kernels() -> KernelSet:
 
 @functools.cache
 def _triton_kernels() -> KernelSet:
+    if backend_device.interpreting():
+        importlib.import_module("megatron_ascend_moe.toolchain.interpreter").register()
     return _collect("triton", "route", "rows")
 
 

@@ -9,6 +9,8 @@ import functools
 
 import numpy as np
 
+from megatron_ascend_moe.toolchain import interpreter_fixes
+
 _spans = np.zeros((0, 2), dtype=np.uint64)  # [start, stop) addresses of the current launch's tensors, merged, sorted
 
 
@@ -17,6 +19,7 @@ def register() -> None:
     """Teach the interpreter of this process the checks and, under Triton-Ascend, the extension operations."""
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
+    interpreter_fixes.register()
     GridExecutor._init_args_hst = _remember_tensors(GridExecutor._init_args_hst)
     InterpreterBuilder.create_masked_load = _check_load(InterpreterBuilder.create_masked_load)
     InterpreterBuilder.create_masked_store = _check_store(InterpreterBuilder.create_masked_store)
@@ -74,7 +77,8 @@ def _check_store(original):
 
 def _check_addresses(kind: str, ptrs, mask) -> None:
     """Every address that the mask lets through must lie in a tensor of the launch."""
-    addresses = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)].astype(np.uint64)
+    let_through = np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)  # a splat of a bool holds int8
+    addresses = ptrs.data[let_through].astype(np.uint64)
     if not addresses.size:
         return
     if not len(_spans):

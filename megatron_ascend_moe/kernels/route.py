@@ -1,0 +1,379 @@
+"""Triton kernels from the routing map to the rows of a layout: adapter and counts in one launch, placement in a
+second, the adapter's backward in a third. `reference` states the contract of each operation.
+
+B programs own consecutive ranges of ceil(T / B) tokens. `route_count` compacts its range and counts its routes of
+each expert; `route_place` gives program b the routes of programs 0..b-1 as its start, so that rows come out stable
+by (expert, token) with no sort, no atomics and no barrier. A (tokens, experts) tile turns into K compact slots by
+K select-and-reduce steps: the number of a route is the inclusive cumulative sum of its row of the map, a select
+keeps the route of slot k and a sum over the experts reads it out. No element is ever scattered.
+
+What shaped this for Ascend: integer vector compares fall back to scalar code, so expert ids and slot numbers (at
+most 4,096, exact in fp32) are compared as fp32, while row numbers stay int32; scattered element accesses have no
+vector form, so the (tokens, K) arrays are read and written as tiles, where CUDA reads and writes their columns;
+the grid is one program a vector core.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megatron_ascend_moe.backend.device import target_of
+from megatron_ascend_moe.backend.launch import ceil_div, launch, next_power_of_two, token_ranges
+from megatron_ascend_moe.kernels.checks import (
+    MAX_INDEX,
+    PROB_DTYPES,
+    check_route_sizes,
+    check_routing_map,
+    check_slots,
+)
+from megatron_ascend_moe.kernels.tuning import route_tile
+
+
+@triton.jit
+def _comparable(index, ASCEND: tl.constexpr):
+    """Small integers in the type that this device compares as vectors."""
+    if ASCEND:
+        return index.to(tl.float32)
+    else:
+        return index
+
+
+@triton.jit
+def _slot_column(values_ptr, tile, slot, token, in_range, k: tl.constexpr, K: tl.constexpr, ASCEND: tl.constexpr):
+    """Slot k of each token of a (tokens, K) array: out of its tile on Ascend, from memory on CUDA."""
+    if ASCEND:
+        return tl.sum(tl.where((slot == k)[None, :], tile, 0), 1)
+    else:
+        return tl.load(values_ptr + token * K + k, mask=in_range, other=-1)
+
+
+@triton.jit(do_not_specialize=["T", "tokens"])
+def _route_count_kernel(
+    probs_ptr,  # (T, E) float
+    map_ptr,  # (T, E) bool or integer
+    probs_out_ptr,  # (T, K) fp32
+    ids_out_ptr,  # (T, K) int32
+    counts_ptr,  # (B, E + 1) int32
+    probs_stride,
+    map_stride,
+    T,
+    tokens,  # of one program
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,  # E, K and the tokens of a tile, as powers of two
+    SLOTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    MAP_IS_BOOL: tl.constexpr,
+    DROP_ZERO: tl.constexpr,
+    ASCEND: tl.constexpr,
+):
+    program = tl.program_id(0)
+    expert = tl.arange(0, EXPERTS)
+    slot = tl.arange(0, SLOTS)
+    local = tl.arange(0, TOKENS)
+    first = program * tokens
+    last = tl.minimum(first + tokens, T)
+    count = tl.zeros([EXPERTS], tl.int32)
+    overflow = tl.zeros([TOKENS], tl.int32)
+    for start in range(first, last, TOKENS):
+        token = start + local
+        in_range = token < last
+        in_tile = in_range[:, None] & (expert < E)[None, :]
+        map_at = map_ptr + tl.cast(start, tl.int64) * map_stride
+        probs_at = probs_ptr + tl.cast(start, tl.int64) * probs_stride
+        routed = tl.load(map_at + (local[:, None] * map_stride + expert[None, :]), mask=in_tile, other=0)
+        if not MAP_IS_BOOL:
+            routed = routed != 0
+        routed = routed.to(tl.int32)
+        probs_at += local[:, None] * probs_stride + expert[None, :]
+        if DROP_ZERO or ASCEND:
+            probs = tl.load(probs_at, mask=in_tile, other=0.0).to(tl.float32)
+            if DROP_ZERO:
+                routed = tl.where(probs == 0.0, 0, routed)
+        else:
+            probs = tl.load(probs_at, mask=in_tile & (routed != 0), other=0.0).to(tl.float32)
+
+        number = _comparable(tl.cumsum(routed, 1) * routed, ASCEND)  # 1 + slot of a route, 0 elsewhere
+        count += tl.sum(tl.where(number <= K, routed, 0), 0)
+        overflow += tl.minimum(tl.maximum(tl.sum(routed, 1) - K, 0), 1)
+        ids_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
+        probs_tile = tl.zeros([TOKENS, SLOTS], tl.float32)
+        for k in tl.static_range(K):
+            ids = tl.sum(tl.where(number == k + 1, expert[None, :] + 1, 0), 1) - 1
+            values = tl.sum(tl.where(number == k + 1, probs, 0.0), 1)
+            if ASCEND:
+                ids_tile = tl.where((slot == k)[None, :], ids[:, None], ids_tile)
+                probs_tile = tl.where((slot == k)[None, :], values[:, None], probs_tile)
+            else:
+                tl.store(ids_out_ptr + token * K + k, ids, mask=in_range)
+                tl.store(probs_out_ptr + token * K + k, values, mask=in_range)
+        if ASCEND:
+            at = token[:, None] * K + slot[None, :]
+            in_slots = in_range[:, None] & (slot < K)[None, :]
+            tl.store(ids_out_ptr + at, ids_tile, mask=in_slots)
+            tl.store(probs_out_ptr + at, probs_tile, mask=in_slots)
+    tl.store(counts_ptr + program * (E + 1) + expert, count, mask=expert < E)
+    tl.store(counts_ptr + program * (E + 1) + E, tl.sum(overflow, 0))
+
+
+def route_count(
+    probs_TE: Tensor, routing_map_TE: Tensor, topk: int, drop_zero_probs: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.route_count`. One launch, one read of the map; rows may be strided.
+
+    Traffic: T E of the map, the routed probabilities (on Ascend all of them) and 8 T K out.
+    """
+    T, E = check_routing_map(probs_TE, routing_map_TE, topk)
+    target = target_of(probs_TE.device)
+    if target.ascend and probs_TE.dtype == torch.float64:
+        probs_TE = probs_TE.to(torch.float32)  # the vector unit has no fp64; the result is fp32 all the same
+    probs_TE, routing_map_TE = _unit_stride(probs_TE), _unit_stride(routing_map_TE)
+    tile = route_tile(target, E, topk, "route_count")
+    programs, tokens = token_ranges(T, tile.programs)
+    probs_TK = torch.empty((T, topk), dtype=torch.float32, device=probs_TE.device)
+    expert_ids_TK = torch.empty((T, topk), dtype=torch.int32, device=probs_TE.device)
+    counts_BE = torch.empty((programs, E + 1), dtype=torch.int32, device=probs_TE.device)
+    is_bool = routing_map_TE.dtype == torch.bool
+    args = (probs_TE, routing_map_TE.view(torch.uint8) if is_bool else routing_map_TE)
+    args += (probs_TK, expert_ids_TK, counts_BE, probs_TE.stride(0), routing_map_TE.stride(0), T, tokens)
+    constants = {"E": E, "K": topk, "MAP_IS_BOOL": is_bool, "DROP_ZERO": drop_zero_probs, **tile.constants}
+    launch(_route_count_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
+    return probs_TK, expert_ids_TK, counts_BE
+
+
+@triton.jit(do_not_specialize=["T", "tokens"])
+def _route_count_backward_kernel(
+    grad_ptr,  # (T, K) fp32
+    ids_ptr,  # (T, K) int32
+    out_ptr,  # (T, E)
+    T,
+    tokens,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ASCEND: tl.constexpr,
+):
+    program = tl.program_id(0)
+    expert = tl.arange(0, EXPERTS)
+    slot = tl.arange(0, SLOTS)
+    local = tl.arange(0, TOKENS)
+    comparable_expert = _comparable(expert, ASCEND)
+    first = program * tokens
+    last = tl.minimum(first + tokens, T)
+    for start in range(first, last, TOKENS):
+        token = start + local
+        in_range = token < last
+        at = token[:, None] * K + slot[None, :]
+        in_slots = in_range[:, None] & (slot < K)[None, :]
+        ids_tile = tl.load(ids_ptr + at, mask=in_slots, other=-1) if ASCEND else at
+        grad_tile = tl.load(grad_ptr + at, mask=in_slots, other=0.0) if ASCEND else at
+        out = tl.zeros([TOKENS, EXPERTS], tl.float32)
+        for k in tl.static_range(K):
+            ids = _slot_column(ids_ptr, ids_tile, slot, token, in_range, k, K, ASCEND)
+            grad = _slot_column(grad_ptr, grad_tile, slot, token, in_range, k, K, ASCEND)
+            mine = _comparable(ids, ASCEND)[:, None] == comparable_expert[None, :]
+            out = tl.where(mine, grad[:, None], out)
+        out_at = out_ptr + tl.cast(start, tl.int64) * E + (local[:, None] * E + expert[None, :])
+        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=in_range[:, None] & (expert < E)[None, :])
+
+
+def route_count_backward(
+    grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_experts: int, dtype: torch.dtype
+) -> Tensor:
+    """See `reference.route_count_backward`. One launch; traffic: 8 T K in and T E of `dtype` out."""
+    if dtype not in PROB_DTYPES:
+        raise ValueError(f"gradient of dtype {dtype}: expected one of {PROB_DTYPES}")
+    check_slots("grad_probs", grad_probs_TK, torch.float32)
+    T, K = check_slots("expert_ids", expert_ids_TK, torch.int32, *grad_probs_TK.shape)
+    check_route_sizes(T, num_experts, K)
+    target = target_of(grad_probs_TK.device)
+    written = torch.float32 if target.ascend and dtype == torch.float64 else dtype
+    tile = route_tile(target, num_experts, K, "route_count_backward")
+    programs, tokens = token_ranges(T, tile.programs if target.ascend else ceil_div(max(T, 1), tile.tokens))
+    grad_TE = torch.empty((T, num_experts), dtype=written, device=grad_probs_TK.device)
+    args = (grad_probs_TK, expert_ids_TK, grad_TE, T, tokens)
+    constants = {"E": num_experts, "K": K, **tile.constants}
+    launch(_route_count_backward_kernel, target, grad_TE.device, programs, args, constants, tile.num_warps)
+    return grad_TE.to(dtype)
+
+
+@triton.jit
+def _one_hot(ids_ptr, token, in_range, slot, expert, K: tl.constexpr, ASCEND: tl.constexpr):
+    """(tile, one_hot): the (tokens, SLOTS) tile of ids and its (tokens, EXPERTS) int32 indicator of routes."""
+    at = token[:, None] * K + slot[None, :]
+    in_slots = in_range[:, None] & (slot < K)[None, :]
+    tile = tl.load(ids_ptr + at, mask=in_slots, other=-1) if ASCEND else at
+    routed = tl.zeros([token.shape[0], expert.shape[0]], tl.int32)
+    for k in tl.static_range(K):
+        ids = _slot_column(ids_ptr, tile, slot, token, in_range, k, K, ASCEND)
+        mine = _comparable(ids, ASCEND)[:, None] == _comparable(expert, ASCEND)[None, :]
+        routed = tl.where(mine, 1, routed)
+    return tile, routed
+
+
+@triton.jit(do_not_specialize=["T", "tokens"])
+def _id_count_kernel(
+    ids_ptr,  # (T, K) int32
+    counts_ptr,  # (B, E + 1) int32
+    T,
+    tokens,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ASCEND: tl.constexpr,
+):
+    program = tl.program_id(0)
+    expert = tl.arange(0, EXPERTS)
+    slot = tl.arange(0, SLOTS)
+    first = program * tokens
+    last = tl.minimum(first + tokens, T)
+    count = tl.zeros([EXPERTS], tl.int32)
+    for start in range(first, last, TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        _, routed = _one_hot(ids_ptr, token, token < last, slot, expert, K, ASCEND)
+        count += tl.sum(routed, 0)
+    tl.store(counts_ptr + program * (E + 1) + expert, count, mask=expert < E)
+    tl.store(counts_ptr + program * (E + 1) + E, 0)
+
+
+def id_count(expert_ids_TK: Tensor, num_experts: int) -> Tensor:
+    """See `reference.id_count`. One launch; traffic: 4 T K in."""
+    T, K = check_slots("expert_ids", expert_ids_TK, torch.int32)
+    check_route_sizes(T, num_experts, K)
+    target = target_of(expert_ids_TK.device)
+    tile = route_tile(target, num_experts, K, "id_count")
+    programs, tokens = token_ranges(T, tile.programs)
+    counts_BE = torch.empty((programs, num_experts + 1), dtype=torch.int32, device=expert_ids_TK.device)
+    args = (expert_ids_TK, counts_BE, T, tokens)
+    constants = {"E": num_experts, "K": K, **tile.constants}
+    launch(_id_count_kernel, target, expert_ids_TK.device, programs, args, constants, tile.num_warps)
+    return counts_BE
+
+
+@triton.jit
+def _sum_counts(counts_ptr, lo, hi, expert, E: tl.constexpr, ROWS: tl.constexpr):
+    """Routes of each expert counted by programs lo..hi-1: (EXPERTS)."""
+    total = tl.zeros([expert.shape[0]], tl.int32)
+    for start in range(lo, hi, ROWS):
+        row = start + tl.arange(0, ROWS)
+        at = counts_ptr + (row[:, None] * (E + 1) + expert[None, :])
+        total += tl.sum(tl.load(at, mask=(row < hi)[:, None] & (expert < E)[None, :], other=0), 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["T", "tokens", "programs", "capacity"])
+def _route_place_kernel(
+    ids_ptr,  # (T, K) int32
+    counts_ptr,  # (B, E + 1) int32
+    rows_ptr,  # (T, K) int32
+    meta_ptr,  # (5 E + 1) int32
+    T,
+    tokens,
+    programs,  # B
+    capacity,  # C
+    E: tl.constexpr,
+    K: tl.constexpr,
+    MULTIPLE: tl.constexpr,  # M
+    BINNED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COUNT_ROWS: tl.constexpr,  # rows of counts_BE read at a time
+    PROGRAMS: tl.constexpr,  # B as a power of two
+    ASCEND: tl.constexpr,
+):
+    program = tl.program_id(0)
+    expert = tl.arange(0, EXPERTS)
+    slot = tl.arange(0, SLOTS)
+    before = _sum_counts(counts_ptr, 0, program, expert, E, COUNT_ROWS)
+    total = before + _sum_counts(counts_ptr, program, programs, expert, E, COUNT_ROWS)
+    if BINNED:
+        kept = tl.minimum(total, capacity)
+        padded = tl.zeros([EXPERTS], tl.int32) + capacity
+    else:
+        kept = total
+        padded = _round_up(total, MULTIPLE)
+    padded_bins = tl.cumsum(padded, 0)
+    if program == 0:
+        is_expert = expert < E
+        tl.store(meta_ptr + expert, total, mask=is_expert)
+        tl.store(meta_ptr + E + expert, padded, mask=is_expert)
+        tl.store(meta_ptr + 2 * E + expert, tl.cumsum(kept, 0), mask=is_expert)
+        tl.store(meta_ptr + 3 * E + expert, padded_bins, mask=is_expert)
+        tl.store(meta_ptr + 4 * E + expert, kept, mask=is_expert)
+        counter = tl.arange(0, PROGRAMS)
+        overflow = tl.load(counts_ptr + counter * (E + 1) + E, mask=counter < programs, other=0)
+        tl.store(meta_ptr + 5 * E, tl.sum(overflow, 0))
+
+    start_row = padded_bins - padded
+    first = program * tokens
+    last = tl.minimum(first + tokens, T)
+    for start in range(first, last, TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        in_range = token < last
+        ids_tile, routed = _one_hot(ids_ptr, token, in_range, slot, expert, K, ASCEND)
+        rank = before[None, :] + tl.cumsum(routed, 0) - routed
+        before += tl.sum(routed, 0)
+        row = start_row[None, :] + rank + 1  # 0 is left for "no row"
+        if BINNED:
+            row *= tl.minimum(tl.maximum(capacity - rank, 0), 1)
+        rows_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
+        for k in tl.static_range(K):
+            ids = _slot_column(ids_ptr, ids_tile, slot, token, in_range, k, K, ASCEND)
+            mine = _comparable(ids, ASCEND)[:, None] == _comparable(expert, ASCEND)[None, :]
+            rows = tl.sum(tl.where(mine, row, 0), 1) - 1
+            if ASCEND:
+                rows_tile = tl.where((slot == k)[None, :], rows[:, None], rows_tile)
+            else:
+                tl.store(rows_ptr + token * K + k, rows, mask=in_range)
+        if ASCEND:
+            in_slots = in_range[:, None] & (slot < K)[None, :]
+            tl.store(rows_ptr + (token[:, None] * K + slot[None, :]), rows_tile, mask=in_slots)
+
+
+@triton.jit
+def _round_up(count, MULTIPLE: tl.constexpr):
+    if MULTIPLE == 1:
+        return count
+    elif MULTIPLE & (MULTIPLE - 1) == 0:
+        return (count + (MULTIPLE - 1)) & (-MULTIPLE)  # Ascend has no vector integer division
+    else:
+        return (count + (MULTIPLE - 1)) // MULTIPLE * MULTIPLE
+
+
+def route_place(
+    expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, capacity: int
+) -> tuple[Tensor, Tensor]:
+    """See `reference.route_place`; the counts' programs own ceil(T / B) consecutive tokens each.
+
+    One launch; traffic: 8 T K, and counts_BE once per program (from the cache).
+    """
+    T, K = check_slots("expert_ids", expert_ids_TK, torch.int32)
+    if counts_BE.dim() != 2 or counts_BE.dtype != torch.int32 or not counts_BE.is_contiguous():
+        raise ValueError(f"counts {tuple(counts_BE.shape)} {counts_BE.dtype}: expected contiguous (B, E + 1) int32")
+    programs, E = counts_BE.shape[0], counts_BE.shape[1] - 1
+    check_route_sizes(T, E, K)
+    if pad_multiple < 1 or capacity < 0:
+        raise ValueError(f"pad_multiple={pad_multiple}, capacity={capacity}: expected at least 1 and at least 0")
+    bound = E * capacity if capacity else T * K + E * (pad_multiple - 1)
+    if bound > MAX_INDEX:
+        raise ValueError(f"a layout of up to {bound} rows: row numbers are int32, at most {MAX_INDEX}")
+    target = target_of(expert_ids_TK.device)
+    tile = route_tile(target, E, K, "route_place")
+    row_of_slot_TK = torch.empty((T, K), dtype=torch.int32, device=expert_ids_TK.device)
+    meta = torch.empty(5 * E + 1, dtype=torch.int32, device=expert_ids_TK.device)
+    args = (expert_ids_TK, counts_BE, row_of_slot_TK, meta, T, ceil_div(T, programs), programs, capacity)
+    constants = {"E": E, "K": K, "MULTIPLE": 1 if capacity else pad_multiple, "BINNED": capacity > 0}
+    constants |= {**tile.constants, "COUNT_ROWS": tile.count_rows, "PROGRAMS": next_power_of_two(programs)}
+    launch(_route_place_kernel, target, meta.device, programs, args, constants, tile.num_warps)
+    return row_of_slot_TK, meta
+
+
+def _unit_stride(values_TE: Tensor) -> Tensor:
+    """Rows may lie apart, elements of a row may not: copy what is laid out otherwise."""
+    return values_TE if values_TE.stride(1) == 1 else values_TE.contiguous()

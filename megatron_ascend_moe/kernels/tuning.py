@@ -1,0 +1,101 @@
+"""Tiles of the row-map kernels: from the Unified Buffer's size on Ascend, from measurements on CUDA."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_ascend_moe.backend.device import Target
+from megatron_ascend_moe.backend.launch import ceil_div, next_power_of_two
+from megatron_ascend_moe.backend.tiles import RowBuffers, plan_rows, plan_tokens
+
+ASCEND_BLOCK_TOKENS = 64  # tokens whose row numbers are held in the Unified Buffer at a time
+ASCEND_LANES = 32  # experts of a tile are a multiple: one 32-byte block of the bool map
+
+
+@dataclass(frozen=True)
+class RouteTile:
+    """A (tokens, experts) tile of a routing kernel and the most programs it is worth splitting tokens over."""
+
+    experts: int
+    slots: int
+    tokens: int
+    programs: int
+    count_rows: int
+    num_warps: int
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {"EXPERTS": self.experts, "SLOTS": self.slots, "TOKENS": self.tokens}
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """Columns of a row moved at a time, tokens of a block, and workers that share one expert's pad rows."""
+
+    columns: int
+    tokens: int
+    block_slots: int
+    slots: int
+    parts: int
+    num_warps: int
+
+    @property
+    def token_constants(self) -> dict[str, Any]:
+        return {"COLUMNS": self.columns, "TOKENS": self.tokens, "BLOCK_SLOTS": self.block_slots}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {**self.token_constants, "PARTS": self.parts}
+
+
+def _width(target: Target, n: int, lanes: int) -> int:
+    """Width of a tile that holds n: a whole number of lanes where the device allows it, else a power of two."""
+    return ceil_div(n, lanes) * lanes if target.any_tile_width else next_power_of_two(n)
+
+
+# Buffers of a (tokens, experts) tile, in bytes an element, that a routing kernel keeps live at once.
+_ROUTE_TILE_BYTES = {"route_count": 36, "route_count_backward": 24, "id_count": 24, "route_place": 40}
+
+
+@functools.cache
+def route_tile(target: Target, E: int, K: int, kernel: str) -> RouteTile:
+    """Tile of a routing kernel for E experts and K slots.
+
+    Raises:
+        ValueError: one token's experts do not fit the Unified Buffer.
+    """
+    if not target.ascend:
+        experts = max(2, next_power_of_two(E))  # Triton-Ascend's interpreter cannot scan a single element
+        tokens = max(1, min(32, 8192 // experts))
+        return RouteTile(experts, next_power_of_two(K), tokens, 128, max(1, min(16, 4096 // experts)), 4)
+    experts, slots = _width(target, E, ASCEND_LANES), _width(target, K, 8)
+    tokens = plan_tokens(
+        experts * _ROUTE_TILE_BYTES[kernel] + slots * 24,
+        experts * 40,
+        target.ub_bytes,
+        kernel=kernel,
+        max_tokens=ASCEND_BLOCK_TOKENS,
+    )
+    return RouteTile(experts, slots, tokens, target.cores, 1, 1)
+
+
+# Live row buffers by kernel: those a DMA fills or drains, and fp32 rows that vector instructions work on.
+_ROW_BUFFERS = {"permute_rows": (2, 0), "combine_rows": (2, 3), "combine_rows_backward": (3, 4)}
+
+
+@functools.cache
+def row_tile(kernel: str, target: Target, H: int, K: int, itemsize: int) -> RowTile:
+    """Tile of a row kernel.
+
+    Raises:
+        ValueError: the row buffers do not fit the Unified Buffer.
+    """
+    if not target.ascend:
+        return RowTile(min(next_power_of_two(H), 4096), 1, 1, next_power_of_two(K), 8 if target.compiled else 2, 4)
+    rows, fp32_rows = _ROW_BUFFERS[kernel]
+    block_slots = _width(target, ASCEND_BLOCK_TOKENS * K, 8)
+    buffers = RowBuffers(rows=rows, fp32_rows=fp32_rows, vector_bytes=2 * 4 * block_slots)
+    plan = plan_rows(H, itemsize, target.ub_bytes, buffers, kernel=kernel)
+    columns = plan.block_x if target.any_tile_width else next_power_of_two(plan.block_x)
+    parts = 1
+    return RowTile(columns, ASCEND_BLOCK_TOKENS, block_slots, _width(target, K, 8), parts, 1)

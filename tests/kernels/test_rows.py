@@ -1,0 +1,158 @@
+"""Row kernels: bitwise against the twin, on poisoned memory, over kinds of shapes."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.cases import Case, layout, rows
+
+SHAPES = [
+    Case(T=5, E=1, K=1, H=1, M=1),
+    Case(T=9, E=5, K=3, H=7, M=8, dtype=torch.float32),
+    Case(T=37, E=8, K=2, H=64, C=3),
+    Case(T=9, E=60, K=6, H=123, M=1, dtype=torch.float16),
+    Case(T=7, E=160, K=10, H=129, C=1),
+    Case(T=5, E=256, K=8, H=64, M=3),
+    Case(T=0, E=8, K=2, H=7, M=4),
+    Case(T=0, E=8, K=2, H=7, C=5),
+]
+
+
+def check_against_twin(triton_kernels, twin, device, case):
+    plan = layout(case, device)
+    x_TH = rows(case, case.T, device)
+    segments = (plan.counts_E, plan.padded_bins_E)
+    permute = (x_TH, plan.row_of_slot_TK, *segments, plan.num_rows, plan.probs_TK)
+    rows_PH, scalars_P = triton_kernels.permute_rows(*permute)
+    expected_rows_PH, expected_scalars_P = twin.permute_rows(*permute)
+    assert torch.equal(rows_PH, expected_rows_PH)
+    assert torch.equal(scalars_P, expected_scalars_P)
+
+    y_PH = rows(case, plan.num_rows, device, seed=2)
+    for weights_TK in (None, plan.probs_TK):
+        out_TH, scalars_TK = triton_kernels.combine_rows(y_PH, plan.row_of_slot_TK, weights_TK, scalars_P)
+        expected = twin.combine_rows(y_PH, plan.row_of_slot_TK, weights_TK, scalars_P)
+        assert torch.equal(out_TH, expected[0])
+        assert torch.equal(scalars_TK, expected[1])
+
+    grad_TH = rows(case, case.T, device, seed=3)
+    backward = (grad_TH, y_PH, plan.row_of_slot_TK, plan.probs_TK, *segments)
+    grad_rows_PH, grad_weights_TK = triton_kernels.combine_rows_backward(*backward)
+    expected = twin.combine_rows_backward(*backward)
+    assert torch.equal(grad_rows_PH, expected[0])
+    torch.testing.assert_close(grad_weights_TK, expected[1], rtol=1e-5, atol=1e-4)
+    return rows_PH, scalars_P, out_TH, scalars_TK, grad_rows_PH, grad_weights_TK
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_shapes_equal_the_twin(triton_kernels, twin, device, case):
+    check_against_twin(triton_kernels, twin, device, case)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_random_layouts_equal_the_twin(triton_kernels, twin, device, data):
+    case = Case(
+        T=data.draw(st.integers(0, 20)),
+        E=data.draw(st.integers(1, 12)),
+        K=data.draw(st.integers(1, 6)),
+        H=data.draw(st.integers(1, 140)),
+        M=data.draw(st.sampled_from([1, 3, 16])),
+        C=data.draw(st.sampled_from([0, 0, 1, 4])),
+        dtype=data.draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32])),
+        seed=data.draw(st.integers(0, 2**16)),
+    )
+    check_against_twin(triton_kernels, twin, device, case)
+
+
+@pytest.mark.parametrize("case", [Case(T=11, E=4, K=3, H=33, M=8), Case(T=11, E=4, K=3, H=33, C=5)], ids=str)
+def test_poisoned_memory_is_overwritten_and_repeats_are_equal(
+    triton_kernels, twin, device, poisoned_memory, case
+):
+    first = check_against_twin(triton_kernels, twin, device, case)
+    second = check_against_twin(triton_kernels, twin, device, case)
+    assert all(not values.isnan().any() for values in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_rows_by_loop(implementation, device):
+    """Each row by hand: copies, zero pads, and sums in slot order."""
+    case = Case(T=6, E=3, K=2, H=5, M=4, dtype=torch.float32)
+    plan = layout(case, device)
+    x_TH = rows(case, case.T, device)
+    rows_PH, scalars_P = implementation.permute_rows(
+        x_TH, plan.row_of_slot_TK, plan.counts_E, plan.padded_bins_E, plan.num_rows, plan.probs_TK
+    )
+    source = {row: (t, k) for t, slots in enumerate(plan.row_of_slot_TK.tolist()) for k, row in enumerate(slots)}
+    for row in range(plan.num_rows):
+        t, k = source.get(row, (None, None))
+        assert rows_PH[row].tolist() == ([0.0] * 5 if t is None else x_TH[t].tolist())
+        assert float(scalars_P[row]) == (0.0 if t is None else float(plan.probs_TK[t, k]))
+    out_TH, _ = implementation.combine_rows(rows_PH, plan.row_of_slot_TK, plan.probs_TK)
+    for t, slots in enumerate(plan.row_of_slot_TK.tolist()):
+        total = torch.zeros(5)
+        for k, row in enumerate(slots):
+            if row >= 0:
+                total = total + rows_PH[row].cpu() * plan.probs_TK[t, k].cpu()
+        assert torch.equal(out_TH[t].cpu(), total)
+
+
+def test_rows_after_the_last_segment_are_left_alone(triton_kernels, device, poisoned_memory):
+    case = Case(T=4, E=3, K=2, H=9, M=2)
+    plan = layout(case, device)
+    rows_PH, scalars_P = triton_kernels.permute_rows(
+        rows(case, 4, device),
+        plan.row_of_slot_TK,
+        plan.counts_E,
+        plan.padded_bins_E,
+        plan.num_rows + 3,
+        plan.probs_TK,
+    )
+    assert rows_PH[plan.num_rows :].isnan().all()
+    assert scalars_P[plan.num_rows :].isnan().all()
+    assert not rows_PH[: plan.num_rows].isnan().any()
+
+
+def test_strided_rows(triton_kernels, twin, device):
+    case = Case(T=7, E=4, K=2, H=20, M=4)
+    plan = layout(case, device)
+    segments = (plan.counts_E, plan.padded_bins_E)
+    wide = torch.randn(plan.num_rows + 7, 32, device=device).to(case.dtype)
+    x_TH, grad_TH, y_PH = wide[:7, 4:24], wide[:7, 2:22], wide[7:, 8:28]
+    plain = [t.contiguous() for t in (x_TH, grad_TH, y_PH)]
+    got, _ = triton_kernels.permute_rows(x_TH, plan.row_of_slot_TK, *segments, plan.num_rows)
+    assert torch.equal(got, twin.permute_rows(plain[0], plan.row_of_slot_TK, *segments, plan.num_rows)[0])
+    got, scalars = triton_kernels.combine_rows(y_PH, plan.row_of_slot_TK)
+    assert torch.equal(got, twin.combine_rows(plain[2], plan.row_of_slot_TK)[0])
+    assert scalars is None
+    got, _ = triton_kernels.combine_rows_backward(grad_TH, y_PH, plan.row_of_slot_TK, plan.probs_TK, *segments)
+    expected, _ = twin.combine_rows_backward(plain[1], plain[2], plan.row_of_slot_TK, plan.probs_TK, *segments)
+    assert torch.equal(got, expected)
+
+
+def test_a_nan_row_or_weight_stays_with_its_token(implementation, device):
+    row_of_slot_TK = torch.tensor([[0, 1], [2, -1], [-1, 3]], dtype=torch.int32, device=device)
+    y_PH = torch.ones(4, 3, device=device)
+    y_PH[1] = float("nan")
+    weights_TK = torch.tensor([[1.0, 1.0], [0.5, float("nan")], [float("nan"), 2.0]], device=device)
+    out_TH, _ = implementation.combine_rows(y_PH, row_of_slot_TK, weights_TK)
+    assert out_TH[0].isnan().all()
+    assert out_TH[1:].tolist() == [[0.5] * 3, [2.0] * 3]
+
+
+def test_row_kernels_refuse(triton_kernels, device):
+    case = Case(T=4, E=3, K=2, H=8)
+    plan = layout(case, device)
+    x_TH = rows(case, 4, device)
+    segments = (plan.counts_E, plan.padded_bins_E)
+    with pytest.raises(ValueError, match="unit stride along H"):
+        triton_kernels.permute_rows(x_TH.t().contiguous().t(), plan.row_of_slot_TK, *segments, plan.num_rows)
+    with pytest.raises(ValueError, match=r"row_of_slot .*expected contiguous \(4, K\)"):
+        triton_kernels.permute_rows(x_TH, plan.row_of_slot_TK[:3], *segments, plan.num_rows)
+    with pytest.raises(ValueError, match="num_rows=-1"):
+        triton_kernels.permute_rows(x_TH, plan.row_of_slot_TK, *segments, -1)
+    with pytest.raises(ValueError, match="weights .*torch.float32"):
+        triton_kernels.combine_rows(x_TH, plan.row_of_slot_TK, plan.probs_TK.bfloat16())
+    with pytest.raises(ValueError, match=r"grad .*\(rows, 8\)"):
+        triton_kernels.combine_rows_backward(x_TH[:, :4], x_TH, plan.row_of_slot_TK, plan.probs_TK, *segments)
