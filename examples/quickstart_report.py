@@ -1,0 +1,86 @@
+"""What the quickstart leaves behind: a table on the screen, a picture of the curves, and a JSON file."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+LAST = 10  # steps whose mean is called the final loss
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: the loss of every step, the median time of a step, and the tokens of all ranks per second."""
+
+    name: str
+    losses: list[float]
+    ms_per_iteration: float
+    tokens_per_second: float
+    settings: dict
+
+    @property
+    def final_loss(self) -> float:
+        last = self.losses[-LAST:]
+        return sum(last) / len(last)
+
+
+def write_report(folder: Path, results: list[Result], compared_with: dict[str, str | None], about: dict) -> None:
+    """Print the table, and write results.json and curves.png into `folder`.
+
+    compared_with: run -> the run whose losses it must equal (None: it is compared with nothing).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    by_name = {result.name: result for result in results}
+    differences = {
+        name: _largest_difference(by_name[name].losses, by_name[stock].losses)
+        for name, stock in compared_with.items()
+        if stock
+    }
+    print(_table(results, compared_with, differences), flush=True)
+    record = {"about": about, "runs": [], "largest_relative_difference": differences}
+    for result in results:
+        record["runs"].append({**asdict(result), "final_loss": result.final_loss})
+    (folder / "results.json").write_text(json.dumps(record, indent=1) + "\n")
+    _draw(folder / "curves.png", results)
+    print(f"\nwritten: {folder / 'curves.png'}, {folder / 'results.json'}", flush=True)
+
+
+def _largest_difference(losses: list[float], expected: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+
+
+def _table(results: list[Result], compared_with: dict[str, str | None], differences: dict[str, float]) -> str:
+    lines = [
+        f"\n{'run':<28}{'final loss':>11}{'ms/iteration':>14}{'tokens/s':>11}   largest relative difference of a loss"
+    ]
+    for result in results:
+        row = f"{result.name:<28}{result.final_loss:>11.4f}{result.ms_per_iteration:>14.1f}"
+        row += f"{result.tokens_per_second:>11,.0f}"
+        stock = compared_with[result.name]
+        lines.append(row + (f"   {differences[result.name]:.1e} to {stock}" if stock else ""))
+    return "\n".join(lines)
+
+
+def _draw(path: Path, results: list[Result]) -> None:
+    """Left: the losses, the later curves thinner, so that equal ones can be told apart. Right: the speeds."""
+    figure, (losses, speeds) = plt.subplots(1, 2, figsize=(12, 4.5), width_ratios=(3, 2), layout="constrained")
+    for number, result in enumerate(results):
+        width = 1.0 + 1.2 * (len(results) - 1 - number)
+        losses.plot(range(1, len(result.losses) + 1), result.losses, linewidth=width, label=result.name)
+    losses.set(xlabel="step", ylabel="loss (nats per byte)", title="Training loss, mean of the two processes")
+    losses.legend()
+    losses.grid(alpha=0.3)
+    names = [result.name for result in results]
+    bars = speeds.barh(
+        names, [result.ms_per_iteration for result in results], color=[f"C{i}" for i in range(len(names))]
+    )
+    speeds.bar_label(bars, fmt="%.0f ms", padding=3)
+    speeds.margins(x=0.15)
+    speeds.invert_yaxis()
+    speeds.set(xlabel="ms per iteration (median)", title="Speed on this machine's CPU")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
