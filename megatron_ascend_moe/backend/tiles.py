@@ -25,12 +25,14 @@ class RowBuffers:
     Attributes:
         rows: buffers of one row (of one column tile of it) in the rows' dtype that a DMA fills or drains.
         tiles: buffers of `sub_block` rows in the rows' dtype that a DMA fills or drains.
+        constant_tiles: buffers of `sub_block` rows that are set once (zeros). Not double-buffered.
         fp32_rows: rows in fp32 that vector instructions work on: accumulators and casts. Not double-buffered.
         vector_bytes: index, bin, weight and probability vectors, one copy, whatever the tile's width.
     """
 
     rows: int = 0
     tiles: int = 0
+    constant_tiles: int = 0
     fp32_rows: int = 0
     vector_bytes: int = 0
 
@@ -139,4 +141,5 @@ def _fill(buffers: RowBuffers, itemsize: int, sub_block: int, block_x: int, mult
     copies = MULTIBUFFER_COPIES if multibuffer else 1
     row_bytes = block_x * itemsize
     moved = (buffers.rows + buffers.tiles * sub_block) * row_bytes * copies
-    return _fixed(buffers, multibuffer) + moved + buffers.fp32_rows * block_x * 4
+    kept = buffers.constant_tiles * sub_block * row_bytes + buffers.fp32_rows * block_x * 4
+    return _fixed(buffers, multibuffer) + moved + kept

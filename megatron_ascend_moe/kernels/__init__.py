@@ -1,11 +1,13 @@
 """The kernels, in two implementations with one signature each: `reference` (plain torch) and Triton
-(`route`, `rows`). `select` picks one; nothing here imports triton before it is asked for.
+(`route`, `rows`); the same for the MegaBlocks-signature launches (`positions_reference`, `positions`).
+`select` and `select_positions` pick one; nothing here imports triton before it is asked for.
 """
 
 import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -29,7 +31,19 @@ class KernelSet:
 
 
 def select(kernels: str, device: torch.device | str) -> KernelSet:
-    """Choose the implementation that serves tensors on `device`.
+    """The row-map operations of the implementation that `implementation` chooses; it states what is raised."""
+    return _triton_kernels() if implementation(kernels, device) == "triton" else _torch_kernels()
+
+
+def select_positions(kernels: str, device: torch.device | str) -> ModuleType:
+    """The MegaBlocks-signature launches of the implementation that `implementation` chooses: the module
+    `positions` (Triton) or its twin `positions_reference` (plain torch)."""
+    triton = implementation(kernels, device) == "triton"
+    return importlib.import_module(f"{__name__}.{'positions' if triton else 'positions_reference'}")
+
+
+def implementation(kernels: str, device: torch.device | str) -> str:
+    """Choose the implementation, "triton" or "torch", that serves tensors on `device`.
 
     Args:
         kernels: "triton", "torch", or "auto": triton where the device is an NPU or a CUDA GPU and triton can
@@ -44,15 +58,15 @@ def select(kernels: str, device: torch.device | str) -> KernelSet:
         raise ValueError(f"kernels={kernels!r}: expected one of {', '.join(map(repr, KERNELS))}")
     device = torch.device(device)
     if kernels == "torch":
-        return _torch_kernels()
+        return "torch"
     obstacle = backend_device.triton_obstacle(device)
     if kernels == "auto":
         # TRITON_INTERPRET=1 makes Triton run on the CPU, at the speed of a test: only "triton" asks for it.
         wanted = device.type in backend_device.ACCELERATORS and obstacle is None
-        return _triton_kernels() if wanted else _torch_kernels()
+        return "triton" if wanted else "torch"
     if obstacle is not None:
         raise RuntimeError(f"kernels='triton' cannot run on device {str(device)!r}: {obstacle}")
-    return _triton_kernels()
+    return "triton"
 
 
 @functools.cache

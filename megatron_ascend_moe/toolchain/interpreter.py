@@ -25,12 +25,22 @@ def register() -> None:
     InterpreterBuilder.create_masked_store = _check_store(InterpreterBuilder.create_masked_store)
     try:
         from triton.triton_patch.language import semantic
-    except ImportError:  # upstream Triton has no such operations and kernels take their form without them
+    except ImportError:
+        _extend_upstream()
         return
     semantic.insert_slice = _insert_slice
     semantic.extract_slice = _extract_slice
     semantic.get_element = _get_element
     semantic.compile_hint = _ignore_hint
+
+
+def _extend_upstream() -> None:
+    """Give upstream Triton's language the operations, so that kernels in the Ascend form are interpreted there too."""
+    import triton.language as tl
+
+    tl.get_element = functools.partial(_get_element, builder=None)
+    tl.insert_slice = functools.partial(_insert_slice, builder=None)
+    tl.extract_slice = functools.partial(_extract_slice, builder=None)
 
 
 def _remember_tensors(original):

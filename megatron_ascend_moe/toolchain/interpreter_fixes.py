@@ -6,7 +6,6 @@
   of the tensor. Values are narrowed to their declared type before they are stored.
 - It patches the language's modules again at each call of an inner function, which takes milliseconds; once a
   launch is enough.
-- Upstream's language has no `get_element`; with it, kernels in the Ascend form run there too.
 """
 
 import functools
@@ -18,15 +17,12 @@ import torch
 @functools.cache
 def register() -> None:
     """Apply all of them to this process's interpreter."""
-    import triton.language as tl
     from triton.runtime import interpreter
 
     interpreter._convert_float = _rounded(interpreter._convert_float)
     interpreter.InterpreterBuilder.create_masked_store = _narrowed(interpreter.InterpreterBuilder.create_masked_store)
     interpreter.GridExecutor.__call__ = _forget_patches(interpreter.GridExecutor.__call__)
     interpreter.InterpretedFunction.__call__ = _call_inner
-    if not hasattr(tl, "get_element"):
-        tl.get_element = _get_element
 
 
 def _narrowed(original):
@@ -71,18 +67,6 @@ def _language_modules(fn) -> tuple[bool, bool]:
 
     values = list(fn.__globals__.values())
     return any(value is tl for value in values), any(value is tl.core for value in values)
-
-
-def _get_element(block, index):
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
-
-    data = block.handle.data
-    position = tuple(int(np.asarray(i.handle.data).item()) if hasattr(i, "handle") else int(i) for i in index)
-    for at, length in zip(position, data.shape, strict=True):
-        if not 0 <= at < length:
-            raise IndexError(f"element {position} of a tensor of shape {data.shape}")
-    return tl.tensor(TensorHandle(np.array([data[position]]), block.handle.dtype), block.type.scalar)
 
 
 def _rounded(original):
