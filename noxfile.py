@@ -6,6 +6,7 @@ triton-ascend 3.2.0 has wheels up to Python 3.11, whereas megatron-core 0.19 nee
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -60,6 +61,13 @@ def current(session: nox.Session) -> None:
     session.install("torch", "megatron-core==0.19.2", *PROJECT_NEEDS, *TEST_TOOLS)
     session.install("--no-deps", "-e", ".")
     _pytest(session, "python", "interpret", *PARALLEL)
+
+
+@nox.session(venv_backend="none")
+def quickstart(session: nox.Session) -> None:
+    """The README's training command, in a short version: it makes its own environment."""
+    arguments = ["--steps", "20", "--out", str(NOX / "quickstart")]
+    session.run(sys.executable, str(ROOT / "examples" / "quickstart.py"), *arguments, external=True)
 
 
 @nox.session

@@ -24,11 +24,12 @@ SCRIPT = str(ROOT / "examples" / "pretrain_gpt_moe.py")
 RUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RUN += ["-m", "megatron_ascend_moe", "run", "--device", "cpu", SCRIPT]
 ITERATIONS, SAVE_INTERVAL = 12, 5
+TOPK, TOKENS_A_STEP = 2, 4 * 32
 FLAGS = f"""
     --num-layers 2 --hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 4 --swiglu
     --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 4
     --train-iters {ITERATIONS} --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --num-workers 0
-    --num-experts 8 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --expert-model-parallel-size 2
+    --num-experts 8 --moe-router-topk {TOPK} --moe-aux-loss-coeff 1e-2 --expert-model-parallel-size 2
     --disable-bias-linear --transformer-impl local --use-cpu-initialization --distributed-backend gloo
     --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-swiglu-fusion
     --no-bias-dropout-fusion --no-persist-layer-norm --no-rope-fusion
@@ -56,6 +57,7 @@ def uninterrupted(text, tmp_path_factory):
         if dispatcher not in runs:
             folder = tmp_path_factory.mktemp(dispatcher)
             own = ["--metrics-jsonl", str(folder / "steps.jsonl"), "--tensorboard-dir", str(folder / "tensorboard")]
+            own += ["--moe-ascend-load-report", str(folder / "loads.jsonl")] if dispatcher == "ascend" else []
             runs[dispatcher] = _run(*text, *own, "--moe-token-dispatcher-type", dispatcher), folder
         return runs[dispatcher]
 
@@ -93,6 +95,22 @@ def test_steps_are_recorded_as_json_lines_and_in_tensorboard(uninterrupted):
     drawn = {event.step: event.value for event in events.Scalars("lm loss")}
     assert drawn == pytest.approx({i: step["lm loss"] for i, step in steps.items()}, rel=1e-6)
     assert steps[ITERATIONS]["lm loss"] < steps[1]["lm loss"]
+
+
+@pytest.mark.timeout(900)
+def test_expert_loads_are_recorded_as_json_lines_and_drawn_in_tensorboard(uninterrupted):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _, folder = uninterrupted("ascend")
+    loads = [json.loads(line) for line in (folder / "loads.jsonl").read_text().splitlines()]
+    assert [(load["step"], load["layer"]) for load in loads] == [
+        (i, n) for i in range(1, ITERATIONS + 1) for n in (1, 2)
+    ]
+    assert all(sum(load["tokens_per_expert"]) == TOKENS_A_STEP * TOPK for load in loads)
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0}).Reload()
+    pictures = events.Images("moe_ascend/tokens_per_expert")
+    assert [picture.step for picture in pictures] == list(range(1, ITERATIONS + 1))
+    assert pictures[0].encoded_image_string.startswith(b"\x89PNG")
 
 
 @pytest.mark.timeout(900)
@@ -134,7 +152,7 @@ def test_an_unknown_dispatcher_is_refused_with_the_choices():
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 2
     assert re.search(r"invalid choice: 'nonsense' \(choose from .*alltoall.*ascend", done.stderr)
