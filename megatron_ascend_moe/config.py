@@ -89,6 +89,14 @@ def _captures_preprocess(host: Any) -> bool:
     return any(getattr(part, "name", part) == "moe_preprocess" for part in scope)
 
 
+def pads_for_quantization(host: Any) -> bool:
+    """Whether the host leaves the padding that quantized GEMMs need to the dispatcher (the flag's name has changed)."""
+    return bool(
+        getattr(host, "moe_router_padding_for_quantization", False)
+        or getattr(host, "moe_router_padding_for_fp8", False)
+    )
+
+
 # Checked when a dispatcher is built, before any collective; the README's support table repeats these lines.
 REFUSALS = (
     Refusal(
@@ -99,6 +107,12 @@ REFUSALS = (
     Refusal(
         lambda ours, host: ours.layout == "padded" and host.moe_pad_expert_input_to_capacity,
         "layout='padded' cannot serve moe_pad_expert_input_to_capacity=True: use layout='auto' or drop that flag",
+    ),
+    Refusal(
+        lambda ours, host: pads_for_quantization(host)
+        and (ours.layout == "binned" or host.moe_pad_expert_input_to_capacity),
+        "the binned layout cannot pad for quantized GEMMs, got moe_router_padding_for_quantization=True: drop that "
+        "flag (the experts then pad for themselves), or use layout='auto' without moe_pad_expert_input_to_capacity",
     ),
     Refusal(
         lambda ours, host: ours.layout != "binned"

@@ -6,16 +6,18 @@ N received rows, P rows in expert order, EP and ETP the expert- and expert-tenso
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from megatron.core.transformer.moe.moe_utils import get_capacity
+from megatron.core.fp8_utils import get_fp8_align_size
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from torch import Tensor
 
 from megatron_ascend_moe import __version__, kernels
-from megatron_ascend_moe.config import DispatchConfig, check_host, checked
+from megatron_ascend_moe.config import DispatchConfig, check_host, checked, pads_for_quantization
 from megatron_ascend_moe.exchange.agreement import check_agreement
 from megatron_ascend_moe.exchange.counts import CountsCollective, Splits, even_splits
 from megatron_ascend_moe.exchange.expert_parallel import all_to_all
@@ -80,6 +82,7 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         self.single_rank = self.ep_size * self.tp_size == 1
         self.layer_number: int | None = None  # set by the plugin when the host numbers its layers
         self.load = LoadCounter(self.num_experts)
+        self.pad_multiple = _pad_multiple(self.settings, config)
         self._dispatch: Dispatch | None = None
         self._kernels: kernels.KernelSet | None = None
 
@@ -192,7 +195,7 @@ class AscendTokenDispatcher(MoETokenDispatcher):
             self.settings.layout == "auto" and not host.moe_pad_expert_input_to_capacity
         ):
             return None
-        return get_capacity(
+        return moe_utils.get_capacity(
             num_tokens * host.moe_router_topk, self.num_experts, host.moe_expert_capacity_factor
         )
 
@@ -204,7 +207,7 @@ class AscendTokenDispatcher(MoETokenDispatcher):
             probs, routing_map, self.config.moe_router_topk, fillers, self._kernels
         )
         # Alignment exists only in the layout that the experts see, never on the wire.
-        pad_multiple = self.settings.pad_multiple if self.single_rank else 1
+        pad_multiple = self.pad_multiple if self.single_rank else 1
         plan = plan_routes(expert_ids_TK, self.num_experts, pad_multiple, capacity, counts_BE, self._kernels)
         return probs_TK, plan
 
@@ -234,7 +237,7 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         dispatch, splits = self._dispatch, self._dispatch.splits
         if dispatch.plan.capacity is None:
             plan, padded_counts = plan_received_chunks(
-                splits.received, splits.rows_per_tp_rank, self.settings.pad_multiple, device
+                splits.received, splits.rows_per_tp_rank, self.pad_multiple, device
             )
             tokens_per_expert = torch.tensor(padded_counts, dtype=torch.int64)
         else:
@@ -249,3 +252,15 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         sent = 0 if splits is None else sum(splits.send) - splits.send[torch.distributed.get_rank(self.ep_group)]
         row_bytes = rows_PH.shape[1] * rows_PH.element_size()
         self.load.add(self._dispatch.plan.meta, rows_PH.shape[0], sent * (2 * row_bytes + 4))
+
+
+def _pad_multiple(settings: DispatchConfig, host: Any) -> int:
+    """M of the padded layout: the setting's, and also what the host's quantized GEMM needs where the host leaves
+    that padding to the dispatcher."""
+    if not pads_for_quantization(host):
+        return settings.pad_multiple
+    if hasattr(moe_utils, "get_align_size_for_quantization"):
+        align = moe_utils.get_align_size_for_quantization(host)
+    else:  # megatron-core before 0.16
+        align = get_fp8_align_size(host.fp8_recipe)
+    return math.lcm(settings.pad_multiple, align or 1)

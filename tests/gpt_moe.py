@@ -39,8 +39,9 @@ def build_config(layout, **overrides):
         pipeline_dtype=torch.float32,
     )
     settings.update(overrides)
-    if settings.pop("bf16", False):
-        settings.update(bf16=True, params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16)
+    for flag, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if settings.get(flag):
+            settings.update(params_dtype=dtype, pipeline_dtype=dtype)
     return TransformerConfig(**settings)
 
 
@@ -58,9 +59,9 @@ def dispatcher(settings):
 
 
 def build_model(config, layout, seed=1234):
-    """A GPT with the local (TransformerEngine-free) layer spec, the same weights for the same seed and layout."""
+    """A GPT with the local (TransformerEngine-free) layer specs, the same weights for the same seed and layout."""
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt import gpt_layer_specs as specs
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     parallel_state.initialize_model_parallel(
@@ -71,68 +72,160 @@ def build_model(config, layout, seed=1234):
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed)
-    spec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
-        moe_grouped_gemm=config.moe_grouped_gemm,
-        normalization="LayerNorm",
-    )
+    if config.moe_layer_freq == 1:
+        spec = specs.get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            normalization="LayerNorm",
+        )
+    else:
+        spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="LayerNorm")
+    mtp = {}
+    if config.mtp_num_layers:
+        mtp["mtp_block_spec"] = specs.get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
         vocab_size=VOCABULARY,
         max_sequence_length=SEQUENCE,
         position_embedding_type="rope",
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        **mtp,
     )
-    if config.bf16:
+    if config.bf16 or config.fp16:
         from megatron.core.transformer.module import Float16Module
 
         model = Float16Module(config, model)
     return model
 
 
-def train(layout, settings, steps=20, config=None, check_gradients=False, change_loss=None):
-    """Train; returns the losses of every step and the gradients of the first step by parameter name.
+def build_optimizer(config, model, distributed_optimizer=False, check_gradients=False):
+    """The model wrapped for data parallelism, and Adam over it."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+    model = DistributedDataParallel(
+        config,
+        DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=False,
+            check_for_nan_in_grad=check_gradients,
+            use_distributed_optimizer=distributed_optimizer,
+        ),
+        model,
+    )
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=2e-3,
+            bf16=config.bf16,
+            fp16=config.fp16,
+            params_dtype=config.params_dtype,
+            initial_loss_scale=2.0**10,
+            clip_grad=1.0,
+            use_distributed_optimizer=distributed_optimizer,
+        ),
+        [model],
+    )
+    return model, optimizer
+
+
+def as_batch(tokens, padded_tail=0):
+    """forward's keyword arguments for tokens (BATCH, SEQUENCE + 1)."""
+    positions = torch.arange(SEQUENCE).repeat(BATCH, 1)
+    batch = {
+        "input_ids": tokens[:, :-1],
+        "position_ids": positions,
+        "attention_mask": torch.triu(torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool), 1),
+        "labels": tokens[:, 1:],
+    }
+    if padded_tail:
+        batch["padding_mask"] = positions >= SEQUENCE - padded_tail
+    return batch
+
+
+def batches(padded_tail=0):
+    """Endless batches; data-parallel ranks see different ones, the others of a model the same."""
+    from megatron.core import parallel_state
+
+    generator = torch.Generator().manual_seed(7 + parallel_state.get_data_parallel_rank())
+    while True:
+        tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
+        yield as_batch(tokens, padded_tail)
+
+
+def training_step(config, model, optimizer, data, num_microbatches=1, change_loss=lambda loss: loss):
+    """One step through Megatron's own schedule; returns the loss (None where this pipeline stage has none) and the
+    gradients by name, before the optimizer's step."""
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    model.zero_grad_buffer()
+    optimizer.zero_grad()
+
+    def forward_step(data_iterator, model):
+        def mean_loss(output):
+            loss = change_loss(output.float().mean())
+            return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
+
+        return model(**next(data_iterator)), mean_loss
+
+    reported = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=data,
+        model=[model],
+        num_microbatches=num_microbatches,
+        seq_length=SEQUENCE,
+        micro_batch_size=BATCH,
+        forward_only=False,
+    )
+    gradients = {name: p.main_grad.clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    return (sum(r["loss"].item() for r in reported) / len(reported) if reported else None), gradients
+
+
+def train(
+    layout,
+    settings,
+    steps=20,
+    config=None,
+    distributed_optimizer=False,
+    padded_tail=0,
+    before_step=None,
+    check_gradients=False,
+    change_loss=lambda loss: loss,
+):
+    """Train; returns the losses of every step (none on pipeline stages without a loss) and the gradients of the
+    first step by parameter name.
 
     Args:
         layout: dict of tp, pp, ep, etp.
         settings: DispatchConfig's fields for the plugin, or None for the stock dispatcher.
         config: overrides of the TransformerConfig.
+        padded_tail: tokens at the end of each sequence that the padding mask marks.
+        before_step: called with (step, model) before each step.
         check_gradients: let Megatron's DistributedDataParallel raise on gradients that are not finite.
         change_loss: applied to this rank's loss.
     """
-    from megatron.core import parallel_state
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
     layout = {"tp": 1, "pp": 1, "ep": 1, "etp": 1} | layout
-    params_dtype = torch.bfloat16 if (config or {}).get("bf16") else torch.float32
     config = build_config(layout, **(config or {}))
     with dispatcher(settings):
         model = build_model(config, layout)
         if settings is not None:
             from megatron_ascend_moe import plugin
 
-            assert plugin.verify(model) == config.num_layers
-        ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=check_gradients)
-        model = DistributedDataParallel(config, ddp, model)
-        optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=2e-3, bf16=config.bf16, params_dtype=params_dtype, clip_grad=1.0),
-            [model],
-        )
-        generator = torch.Generator().manual_seed(7 + parallel_state.get_data_parallel_rank())
-        mask = torch.triu(torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool), 1)
-        positions = torch.arange(SEQUENCE).repeat(BATCH, 1)
+            assert plugin.verify(model) > 0
+        model, optimizer = build_optimizer(config, model, distributed_optimizer, check_gradients)
+        data = batches(padded_tail)
         losses, gradients = [], {}
         for step in range(steps):
-            tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
-            model.zero_grad_buffer()
-            optimizer.zero_grad()
-            loss = model(tokens[:, :-1], positions, mask, labels=tokens[:, 1:]).float().mean()
-            loss = loss if change_loss is None else change_loss(loss)
-            loss.backward()
-            finalize_model_grads([model])
-            if step == 0:
-                gradients = {name: p.main_grad.clone() for name, p in model.named_parameters()}
-            optimizer.step()
-            losses.append(loss.item())
+            if before_step is not None:
+                before_step(step, model)
+            loss, now = training_step(config, model, optimizer, data, layout["pp"], change_loss)
+            gradients = gradients or now
+            if loss is not None:
+                losses.append(loss)
     return {"losses": losses, "gradients": gradients}
