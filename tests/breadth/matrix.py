@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ def main() -> int:
     options = _parse()
     results = _read(options.json)
     for version in VERSIONS if options.version == "all" else (options.version,):
-        for name, processes, outcome, detail, seconds in _run(version, options):
+        for name, processes, outcome, detail, seconds in _run(version, _choose(version, options, results), options):
             results[name, version, processes] = outcome, detail
             _write(options.json, results)
             shown = detail.splitlines()[-1] if detail else ""
@@ -48,6 +49,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--version", default="all", help=f"one of {', '.join(VERSIONS)}, or all")
     parser.add_argument("--processes", default=PROCESSES, help="world sizes, separated by commas")
     parser.add_argument("--only", default="", help="regular expression over the settings' names")
+    parser.add_argument("--missing", action="store_true", help="only cells that --json lacks or that failed")
     parser.add_argument("--json", help="file of results; cells that do not run this time keep what it holds")
     parser.add_argument("--markdown", help="file in which to replace the table between its marker comments")
     pair = {"action": "append", "default": [], "metavar": "VERSION=PATH"}
@@ -56,7 +58,16 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(version: str, options: argparse.Namespace):
+def _choose(version: str, options: argparse.Namespace, results: dict) -> list[tuple[str, int]]:
+    """The cells of a version that the options ask for."""
+    worlds = [int(n) for n in options.processes.split(",")]
+    cells = [(s.name, n) for s in SETTINGS for n in worlds if n in s.layouts and re.search(options.only, s.name)]
+    if options.missing:
+        cells = [(name, n) for name, n in cells if results.get((name, version, n), ("failed",))[0] == "failed"]
+    return cells
+
+
+def _run(version: str, cells: list[tuple[str, int]], options: argparse.Namespace):
     """Yield the cells of one version as its process prints them."""
     python = dict(pair.split("=", 1) for pair in options.python).get(version, sys.executable)
     tree = dict(pair.split("=", 1) for pair in options.tree).get(version)
@@ -66,9 +77,12 @@ def _run(version: str, options: argparse.Namespace):
             install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tree]
             subprocess.run([*install, f"megatron-core=={version}"], check=True)
         path = os.pathsep.join(filter(None, [tree, str(ROOT), os.environ.get("PYTHONPATH")]))
-        command = [python, "-m", "tests.breadth.one_version", version, options.processes, options.only]
+        command = [python, "-m", "tests.breadth.one_version", version]
         environment = os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+            json.dump(cells, process.stdin)
+            process.stdin.close()
             for line in process.stdout:
                 if line.startswith("["):
                     yield json.loads(line)
@@ -85,7 +99,8 @@ def _imported_version(python: str) -> str | None:
 def _read(file: str | None) -> dict[tuple[str, str, int], tuple[str, str]]:
     if file is None or not Path(file).exists():
         return {}
-    return {(name, version, n): (outcome, detail) for name, version, n, outcome, detail in json.loads(Path(file).read_text())}
+    rows = json.loads(Path(file).read_text())
+    return {(name, version, n): (outcome, detail) for name, version, n, outcome, detail in rows}
 
 
 def _write(file: str | None, results: dict) -> None:

@@ -1,19 +1,18 @@
 """Run cells of the table under the megatron-core of this environment: one JSON line a cell, on standard output.
 
-    python -m tests.breadth.one_version 0.16.1 1,2,4,8 'regular expression over setting names'
+    echo '[["sinkhorn", 2], ["sinkhorn", 4]]' | python -m tests.breadth.one_version 0.16.1
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 
 CELL_SECONDS = 600.0  # a hang ends as a failure
 
 
-def run_cells(version: str, processes: list[int], pattern: str):
+def run_cells(version: str, cells: list[tuple[str, int]]):
     """Yield (setting, processes, outcome, detail, seconds) for every cell; one pool of processes a world size."""
     import megatron.core
 
@@ -22,11 +21,10 @@ def run_cells(version: str, processes: list[int], pattern: str):
 
     if megatron.core.__version__ != version:
         raise SystemExit(f"this environment imports megatron-core {megatron.core.__version__}, expected {version}")
-    for world in processes:
+    by_name = {setting.name: setting for setting in SETTINGS}
+    for world in sorted({world for _, world in cells}):
         pools = Pools()
-        for setting in SETTINGS:
-            if world not in setting.layouts or not re.search(pattern, setting.name):
-                continue
+        for setting in (by_name[name] for name, n in cells if n == world):
             started = time.monotonic()
             try:
                 answers = pools(world).submit(
@@ -53,5 +51,5 @@ def agree(answers: list[tuple[str, str]]) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    for cell in run_cells(sys.argv[1], [int(n) for n in sys.argv[2].split(",")], sys.argv[3]):
+    for cell in run_cells(sys.argv[1], json.load(sys.stdin)):
         print(json.dumps(cell), flush=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# Processes -> layout. One rank; EP; EP with one data-parallel rank each; sequence parallel x EP x ETP.
-LADDER = {1: {}, 2: {"ep": 2}, 4: {"ep": 4}, 8: {"tp": 2, "ep": 2, "etp": 2}}
+# Processes -> layout. One rank; EP over all ranks; two replicas of the experts on 8.
+LADDER = {1: {}, 2: {"ep": 2}, 4: {"ep": 4}, 8: {"ep": 4}}
 SEQUENCE_PARALLEL = {2: {"tp": 2}, 4: {"tp": 2, "ep": 2}, 8: {"tp": 2, "ep": 4}}
 EXPERT_TENSOR_PARALLEL = {2: {"tp": 2, "etp": 2}, 4: {"tp": 2, "ep": 2, "etp": 2}, 8: {"tp": 4, "ep": 2, "etp": 4}}
 PIPELINE = {2: {"pp": 2}, 4: {"pp": 2, "ep": 2}, 8: {"pp": 2, "tp": 2, "ep": 2, "etp": 2}}
@@ -50,6 +50,7 @@ _GROUPS = {"moe_router_num_groups": 4, "moe_router_group_topk": 2, "moe_router_t
 _DROP = {"moe_expert_capacity_factor": 0.75}
 _PAD = {"moe_pad_expert_input_to_capacity": True}
 _NO_DROP = {"moe_expert_capacity_factor": 4.0}  # 8 experts, top-2: capacity = tokens, nothing can be dropped
+_FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _TWO_LAYERS = {"num_layers": 2}
 _UNKNOWN_FIELD = "unexpected keyword argument"
 
@@ -179,7 +180,7 @@ RECOMPUTE = [
     ),
     Setting(
         "full recompute",
-        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1} | _TWO_LAYERS,
+        _FULL_RECOMPUTE | _TWO_LAYERS,
         {"pad_multiple": 8},
     ),
 ]
@@ -206,6 +207,13 @@ MODEL = [
 PARALLELISM = [
     Setting("sequence parallel", ours={"pad_multiple": 8}, layouts=SEQUENCE_PARALLEL),
     Setting("sequence parallel, padded to capacity", _DROP | _PAD, layouts=SEQUENCE_PARALLEL),
+    Setting(
+        "sequence parallel, overlapped shared experts, sequence aux loss",
+        _shared(moe_shared_expert_overlap=True) | {"moe_router_load_balancing_type": "seq_aux_loss"},
+        {"pad_multiple": 8},
+        layouts=SEQUENCE_PARALLEL,
+    ),
+    Setting("sequence parallel, full recompute", _FULL_RECOMPUTE, {"pad_multiple": 8}, layouts=SEQUENCE_PARALLEL),
     Setting("expert tensor parallel", ours={"pad_multiple": 8}, layouts=EXPERT_TENSOR_PARALLEL),
     Setting("expert tensor parallel, capacity without padding", _DROP, layouts=EXPERT_TENSOR_PARALLEL),
     Setting(
