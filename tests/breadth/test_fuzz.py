@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.breadth.fuzz import FAILED_ONCE, check, worlds_and_cases
 
 # the pools live as long as the session, on purpose
-QUIET = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
 @pytest.mark.timeout(600)
