@@ -1,5 +1,5 @@
-"""A process of tests/test_beside_others.py: one MoE layer forward and backward beside the stand-in that its argument names (or
-`none`), through the plugin."""
+"""A process of tests/test_beside_others.py: one MoE layer through the plugin, forward and backward, beside the
+stand-in that its argument names (or `none`)."""
 
 import json
 import os

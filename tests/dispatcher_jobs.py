@@ -120,7 +120,7 @@ def compare_with_reference(tokens, ep, tp=1, settings=None, to=None, fewer=False
         assert weight.grad is not None, "an expert without rows gets a zero gradient, not None"
         # every ETP rank computes all rows of the toy experts at 1 / ETP
         pairs[f"weight {first + i}.grad"] = (weight.grad * tp, oracle_weights[first + i].grad)
-    return {name: (got - expected).abs().max().item() if got.numel() else 0.0 for name, (got, expected) in pairs.items()}
+    return {name: (a - b).abs().max().item() if a.numel() else 0.0 for name, (a, b) in pairs.items()}
 
 
 def one_f_one_b(ep, settings=None, host=None):
@@ -201,7 +201,9 @@ class OnDevice(torch.Tensor):
     """A CPU tensor that stands for one on a device: whatever would wait for that device is counted."""
 
     syncs: list[str] = []
-    WAITS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero", "masked_select")
+    WAITS = (
+        "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero", "masked_select",
+    )  # fmt: skip
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

@@ -5,6 +5,7 @@ import pytest
 JOB = "tests.dispatcher_jobs:"
 CAPACITY = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}
 NO_DROP = {"moe_expert_capacity_factor": 4.0}
+FILLED = NO_DROP | {"moe_pad_expert_input_to_capacity": True}
 
 
 def assert_equal(answers, limit=1e-5):
@@ -48,9 +49,25 @@ def test_unequal_ranks_equal_one_process(distributed_pool, tokens, ep, tp, to, f
 @pytest.mark.parametrize("layout", ["binned", "auto"])
 def test_binned_equals_one_process(distributed_pool, world, ep, tp, layout):
     """`auto` under pad-to-capacity; the toy routes of 4 experts overflow nothing at capacity factor 4."""
-    host = NO_DROP if layout == "binned" else NO_DROP | {"moe_pad_expert_input_to_capacity": True}
+    host = NO_DROP if layout == "binned" else FILLED
     answers = distributed_pool(world).submit(
         JOB + "compare_with_reference", tokens=[12] * world, ep=ep, tp=tp, settings={"layout": layout}, host=host
+    )
+    assert_equal(answers)
+
+
+@pytest.mark.parametrize(
+    ("world", "ep", "tp", "host"), [(1, 1, 1, {}), (2, 2, 1, {}), (4, 2, 2, {}), (2, 2, 1, FILLED)]
+)
+def test_triton_kernels_inside_the_dispatcher(distributed_pool, world, ep, tp, host):
+    """Interpreted here: the whole way, with Triton's kernels in it."""
+    answers = distributed_pool(world).submit(
+        JOB + "compare_with_reference",
+        tokens=[6, 3, 0, 4][:world] if not host else [6] * world,
+        ep=ep,
+        tp=tp,
+        settings={"kernels": "triton", "pad_multiple": 4},
+        host=host,
     )
     assert_equal(answers)
 
