@@ -1,4 +1,7 @@
-"""Jobs of tests/test_dispatcher.py: the dispatcher alone, around toy experts, in its six stages."""
+"""Jobs of tests/test_dispatcher.py and tests/device_checks.py: the dispatcher around toy experts, in its six stages.
+
+Tensors are made on the CPU and moved by `.cuda()`, which the CPU host makes do nothing.
+"""
 
 import dataclasses
 import types
@@ -41,7 +44,7 @@ def make_dispatcher(settings=None, ep=1, tp=1, **host):
 
 
 def expert_weights():
-    return torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(5))
+    return torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(5)).cuda()
 
 
 def routes(tokens, seed, to=None, fewer=False):
@@ -56,7 +59,7 @@ def routes(tokens, seed, to=None, fewer=False):
     if fewer:
         routed &= torch.rand(tokens, EXPERTS, generator=generator) < 0.6
     probs = logits.softmax(1) * routed
-    return torch.randn(tokens, 1, HIDDEN, generator=generator), probs, routed
+    return torch.randn(tokens, 1, HIDDEN, generator=generator).cuda(), probs.cuda(), routed.cuda()
 
 
 def run_experts(rows, tokens_per_expert, probs, weights, split=1):
@@ -98,7 +101,7 @@ def compare_with_reference(tokens, ep, tp=1, settings=None, to=None, fewer=False
     mine = [w.clone().requires_grad_() for w in mine]
     inputs = [hidden.clone().requires_grad_(), probs.clone().requires_grad_()]
     out = layer(dispatcher, *inputs, routed, mine)
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(9 + rank))
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(9 + rank)).cuda()
     out.backward(grad)
     if step:
         torch.optim.SGD(mine, lr=0.1).step()
@@ -130,7 +133,7 @@ def one_f_one_b(ep, settings=None, host=None):
     dispatcher = make_dispatcher(settings, ep, **(host or {}))
     hidden, probs, routed = routes(24, 40 + rank)
     weights = expert_weights()[dispatcher.num_local_experts * rank :][: dispatcher.num_local_experts]
-    grad = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(rank))
+    grad = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(rank)).cuda()
     results = []
     for schedule in (_plain_schedule, _combined_schedule):
         leaves = [hidden.clone().requires_grad_(), probs.clone().requires_grad_()]

@@ -92,7 +92,7 @@ def build_model(config, layout, seed=1234):
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         **mtp,
-    )
+    ).cuda()  # does nothing on the CPU host
     if config.bf16 or config.fp16:
         from megatron.core.transformer.module import Float16Module
 
@@ -171,7 +171,8 @@ def training_step(config, model, optimizer, data, num_microbatches=1, change_los
             loss = change_loss(output.float().mean())
             return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
 
-        return model(**next(data_iterator)), mean_loss
+        batch = {name: tensor.cuda() for name, tensor in next(data_iterator).items()}
+        return model(**batch), mean_loss
 
     reported = get_forward_backward_func()(
         forward_step_func=forward_step,
