@@ -2,6 +2,8 @@
 
     torchrun --nproc-per-node 2 tests/device_checks.py [--json FILE]
 
+With one process the exchange is left out, and the results say so.
+
 Training through the plugin equals stock over the device's own collectives; syncs as the device's runtime counts them;
 memory against stock; graph capture of the binned layout; determinism; unequal and empty ranks. Exit code 1 if a check
 fails. It needs megatron-core and writes nothing but FILE.
@@ -25,7 +27,7 @@ NO_DROP = {"moe_expert_capacity_factor": 4.0}
 
 
 def training_equals_stock() -> dict:
-    """Losses of 10 steps and the first gradients, fp32, EP 2; the stock's scatter_add sums in any order."""
+    """Losses of 10 steps and the first gradients, fp32, EP = processes; the stock's scatter_add sums in any order."""
     from megatron.core import parallel_state
 
     from megatron_ascend_moe.host import norm, router_gemm
@@ -41,7 +43,7 @@ def training_equals_stock() -> dict:
     ]:
         runs = []
         for choice in (None, settings):
-            runs.append(gpt_moe.train({"ep": 2}, choice, steps=10, config=config))
+            runs.append(gpt_moe.train({"ep": dist.get_world_size()}, choice, steps=10, config=config))
             parallel_state.destroy_model_parallel()
         stock, ours = runs
         losses = max(abs(a - b) / abs(a) for a, b in zip(stock["losses"], ours["losses"], strict=True))
@@ -58,7 +60,7 @@ def syncs() -> dict:
     """Waits for the device in a warmed-up forward and backward, by the runtime's own count."""
     found = {}
     for name, settings, host, most in [("padded", {}, {}, 1), ("binned", {"layout": "binned"}, NO_DROP, 0)]:
-        dispatcher = jobs.make_dispatcher(settings, ep=2, **host)
+        dispatcher = jobs.make_dispatcher(settings, ep=dist.get_world_size(), **host)
         hidden, probs, routed = jobs.routes(64, dist.get_rank())
         weights = [torch.eye(jobs.HIDDEN).cuda()] * dispatcher.num_local_experts
         jobs.layer(dispatcher, hidden, probs, routed, weights)
@@ -84,8 +86,8 @@ def syncs() -> dict:
 def _large_layer(make, T=4096, H=2048, E=64, K=8):
     """Peak and kept memory (bytes) of one dispatch and combine, identity experts, bf16."""
     generator = torch.Generator().manual_seed(dist.get_rank())
-    routed = torch.zeros(T, E, dtype=torch.bool).scatter_(1, torch.rand(T, E, generator=generator).topk(K).indices, True)
-    routed = routed.cuda()
+    chosen = torch.rand(T, E, generator=generator).topk(K).indices
+    routed = torch.zeros(T, E, dtype=torch.bool).scatter_(1, chosen, True).cuda()
     x = torch.randn(T, 1, H, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     probs = (torch.rand(T, E, device="cuda") * routed).requires_grad_()
     dispatcher = make(E, K)
@@ -127,9 +129,9 @@ def memory() -> dict:
         def make(E, K):
             config = TransformerConfig(
                 num_layers=1, hidden_size=2048, num_attention_heads=8, num_moe_experts=E, moe_router_topk=K,
-                expert_model_parallel_size=2, add_bias_linear=False, moe_token_dispatcher_type="alltoall",
+                expert_model_parallel_size=dist.get_world_size(), add_bias_linear=False, moe_token_dispatcher_type="alltoall",
             )  # fmt: skip
-            local = E // 2
+            local = E // dist.get_world_size()
             first = dist.get_rank() * local
             return build(local, list(range(first, first + local)), config=config, pg_collection=groups)
 
@@ -154,7 +156,7 @@ def graph_capture() -> dict:
     def forward():
         rows, p = dispatcher.token_dispatch(*dispatcher.dispatch_preprocess(inputs[0], inputs[2], inputs[1]))
         rows, _, p = dispatcher.dispatch_postprocess(rows, p)
-        y = torch.tanh(torch.bmm(rows.view(jobs.EXPERTS, -1, jobs.HIDDEN), weights)).view_as(rows) * p.unsqueeze(1)
+        y = torch.bmm(rows.view(jobs.EXPERTS, -1, jobs.HIDDEN), weights).tanh().view_as(rows) * p.unsqueeze(1)
         return dispatcher.combine_postprocess(dispatcher.token_combine(dispatcher.combine_preprocess(y)))
 
     side = torch.cuda.Stream()
@@ -188,15 +190,19 @@ def _single_rank_dispatcher():
 
 
 def determinism() -> dict:
-    same = [jobs.twenty_runs(ep=2, tp=1), jobs.twenty_runs(ep=2, tp=1, host=CAPACITY), jobs.twenty_runs(ep=1, tp=2)]
+    world = dist.get_world_size()
+    same = [jobs.twenty_runs(ep=world, tp=1), jobs.twenty_runs(ep=world, tp=1, host=CAPACITY)]
+    same.append(jobs.twenty_runs(ep=1, tp=world))
     return {"runs equal": [sum(s) for s in same], "ok": all(all(s) for s in same)}
 
 
 def unequal_ranks() -> dict:
     found = {}
+    world = dist.get_world_size()
     for tokens, to in [([9, 0], None), ([9, 7], [0, 1]), ([0, 0], None), ([130, 33], None)]:
-        for ep, tp in [(2, 1), (1, 2)]:
-            differences = jobs.compare_with_reference(tokens, ep=ep, tp=tp, to=to, fewer=True, settings={"pad_multiple": 16})
+        for ep, tp in {(world, 1), (1, world)}:
+            layout = dict(ep=ep, tp=tp, settings={"pad_multiple": 16})
+            differences = jobs.compare_with_reference(tokens, to=to, fewer=True, **layout)
             found[f"tokens {tokens}, experts {to}, EP {ep}, ETP {tp}"] = max(differences.values())
     found["ok"] = all(value < 1e-4 for value in found.values())
     return found
@@ -212,7 +218,11 @@ def main() -> int:
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    results = {"device": torch.cuda.get_device_name(rank), "torch": torch.__version__}
+    results = {
+        "device": torch.cuda.get_device_name(rank),
+        "processes": dist.get_world_size(),
+        "torch": torch.__version__,
+    }
     for check in CHECKS:
         try:
             results[check.__name__] = check()
