@@ -72,6 +72,7 @@ def _draw(path: Path, results: list[Result]) -> None:
         width = 1.0 + 1.2 * (len(results) - 1 - number)
         losses.plot(range(1, len(result.losses) + 1), result.losses, linewidth=width, label=result.name)
     losses.set(xlabel="step", ylabel="loss (nats per byte)", title="Training loss, mean of the two processes")
+    losses.xaxis.get_major_locator().set_params(integer=True)
     losses.legend()
     losses.grid(alpha=0.3)
     names = [result.name for result in results]

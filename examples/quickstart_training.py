@@ -87,7 +87,6 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )
     parallel_state.initialize_model_parallel(expert_model_parallel_size=world_size)
-    router_gemm.provide_router_gemm_name()  # the stock dispatcher's runs need it too
     text, source = _read_text(arguments.data)
     if rank == 0:
         print(
@@ -139,6 +138,8 @@ def _train(run: Run, text: torch.Tensor, steps: int) -> Result:
     """Train from the same weights on the same batches as every other run; the loss is the mean of the ranks'."""
     if run.settings is not None:
         megatron_ascend_moe.install(run.settings)
+    else:
+        router_gemm.provide_router_gemm_name()  # `install` repairs this in the host; its own dispatcher needs it too
     try:
         model, optimizer = _build(run)
         if run.settings is not None:

@@ -52,3 +52,13 @@ def test_split_sizes_may_be_tensors(distributed_pool):
 
 def test_random_state_tracker_keeps_its_own_stream(distributed_pool):
     assert distributed_pool(1).submit("tests.host.cpu_jobs:tracked_dropout_masks") == [[False, True, True]]
+
+
+def test_only_megatron_is_told_that_cuda_is_available():
+    done = _run(
+        "from megatron_ascend_moe.host.cpu_training import enable_training_loop; enable_training_loop()\n"
+        "import torch; ask = 'torch.cuda.is_available()'\n"
+        "for name in ('megatron.training.initialize', 'torch.optim', 'megatron_ascend_moe.backend', '__main__'):\n"
+        "    print(eval(ask, {'torch': torch, '__name__': name}))"
+    )
+    assert done.stdout.split() == ["True", "False", "False", "False"], done.stderr
