@@ -202,7 +202,7 @@ def _build(run: Run):
         position_embedding_type="rope",
     )
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
-    return model, get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=2e-3, clip_grad=1.0), [model])
+    return model, get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3, clip_grad=1.0), [model])
 
 
 def _sample(text: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
