@@ -54,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--training", default=str(configs.CONFIG_DIR / "training.yaml"), help="YAML of the rest")
     parser.add_argument("--config", action="append", default=[], help="more YAML, later ones win", metavar="YAML")
     parser.add_argument("--device", choices=("auto", "npu", "cuda", "cpu"), default="auto", help="passed to `run`")
+    parser.add_argument("--nnodes", type=int, help="nodes, if not those of the parallel layout")
+    parser.add_argument("--nproc-per-node", type=int, help="processes a node, if not those of the parallel layout")
     parser.add_argument("--node-rank", default=os.environ.get("NODE_RANK", "0"), help="default: $NODE_RANK, or 0")
     parser.add_argument("--master-addr", default=os.environ.get("MASTER_ADDR", "localhost"))
     parser.add_argument("--master-port", default=os.environ.get("MASTER_PORT", "6000"))
@@ -80,7 +82,9 @@ def _configuration(options: argparse.Namespace, overrides: list[str]) -> configs
     merged = configs.merge(*map(configs.read_config, paths))
     if options.smoke:
         merged = configs.cut_to_smoke_size(merged)
-    return configs.merge(merged, configs.parse_overrides(overrides))
+    asked = {"nnodes": options.nnodes, "nproc-per-node": options.nproc_per_node}
+    torchrun = {"torchrun": {key: value for key, value in asked.items() if value is not None}}
+    return configs.merge(merged, torchrun, configs.parse_overrides(overrides))
 
 
 def _checked_command(options: argparse.Namespace, merged: configs.Flags) -> list[str]:
