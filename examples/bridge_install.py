@@ -11,7 +11,6 @@ Megatron Bridge and TransformerEngine and has not been run by this repository's 
 
 import argparse
 import logging
-import tempfile
 
 import torch
 
@@ -70,8 +69,7 @@ def build_model() -> torch.nn.Module:
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    with tempfile.NamedTemporaryFile() as store:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{store.name}", rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     torch.manual_seed(1)
