@@ -130,7 +130,7 @@ def _summary(merged: configs.Flags, at: layout.Layout) -> str:
             f"padding      {move.pad_rows_expected:.0f} rows expected, {move.pad_rows_at_most} at most "
             f"({move.pad_rows_expected / move.expert_rows:.1%}, {move.pad_rows_at_most / move.expert_rows:.1%})",
             f"bytes        {move.bytes_sent / 2**20:.1f} MiB sent per dispatch and rank ({move.rows_sent:.0f} rows of "
-            f"{move.row_bytes} bytes); the combine, and the backward of each, move as much again",
+            f"{move.row_bytes} bytes); the combine, and the backward of each, move about as much",
         ]
     return "\n".join(lines)
 
