@@ -33,7 +33,7 @@ def run_cell(setting: Setting, layout: dict[str, int], steps: int = STEPS) -> tu
         return _refusal(setting, layout, None, expected_refusal, "stock refuses")
     if setting.refused:
         return _refusal(setting, layout, setting.ours, setting.refused, "refused")
-    stock = _train(setting, layout, None, steps)
+    stock = _train(setting, layout, None, steps, setting.oracle)
     return _compare(stock, _train(setting, layout, setting.ours, steps), TOLERANCE[setting.low_precision], steps)
 
 
@@ -50,14 +50,14 @@ def _config(setting: Setting, layout: dict[str, int]) -> dict[str, Any]:
     return config
 
 
-def _train(setting: Setting, layout: dict[str, int], ours: dict[str, Any] | None, steps: int) -> dict:
+def _train(
+    setting: Setting, layout: dict[str, int], ours: dict[str, Any] | None, steps: int, overrides: Any = None
+) -> dict:
     from megatron.core import parallel_state
 
     from tests import gpt_moe
 
-    config = _config(setting, layout)
-    if ours is None and setting.oracle:
-        config |= setting.oracle
+    config = _config(setting, layout) | (overrides or {})
     enter = getattr(surroundings, setting.around) if setting.around else lambda config: contextlib.nullcontext()
     full_layout = {"tp": 1, "pp": 1, "ep": 1, "etp": 1} | layout
     torch.manual_seed(4321)  # forced balancing and jitter draw from the ambient state
