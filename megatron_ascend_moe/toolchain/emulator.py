@@ -27,15 +27,25 @@ _serial_numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: the kernel's name, its compile-time arguments, its grid and what it did.
+    """One launch and what it did.
 
-    `plan` is None where the emulator was asked not to compile for the SoC, `accesses` (by argument name) is empty
-    where it was asked not to run.
+    Attributes:
+        kernel: the kernel's name.
+        constants: its compile-time arguments.
+        arguments: names of its run-time arguments, in order.
+        tensors: shape and bytes of an element of those that are tensors.
+        multibuffer: whether the compiler was asked to double-buffer.
+        ttadapter: the IR that Triton-Ascend hands to its compiler.
+        plan: the memory plan, None where the emulator was asked not to compile.
+        accesses: what it did to each tensor, empty where the emulator was asked not to run.
     """
 
     kernel: str
     constants: dict[str, object]
     grid: tuple[int, int, int]
+    arguments: tuple[str, ...]
+    tensors: dict[str, tuple[tuple[int, ...], int]]
+    multibuffer: bool
     ttadapter: str
     plan: MemoryPlan | None
     accesses: dict[str, Accesses]
@@ -144,7 +154,7 @@ class _Driver:
             get_aicore_num=lambda: cores // 2,
             get_aivector_core_num=lambda: cores,
         )
-        self.launcher_cls = lambda source, metadata: _Launcher(emulator, source)
+        self.launcher_cls = lambda source, metadata: _Launcher(emulator, source, bool(metadata.multibuffer))
 
     def get_current_target(self):
         from triton.backends.compiler import GPUTarget
@@ -164,8 +174,8 @@ class _Driver:
 class _Launcher:
     """Runs one compiled kernel, program by program, and writes down what it did."""
 
-    def __init__(self, emulator: Emulator, source):
-        self._emulator = emulator
+    def __init__(self, emulator: Emulator, source, multibuffer: bool):
+        self._emulator, self._multibuffer = emulator, multibuffer
         function = source.fn
         by_name = {
             key if isinstance(key, str) else function.arg_names[key]: value for key, value in source.constants.items()
@@ -177,17 +187,28 @@ class _Launcher:
 
     def __call__(self, x, y, z, stream, binary, packed, launch_metadata, enter_hook, exit_hook, *values):
         text = binary.decode()
-        names = [name for name in self._parameters if name not in self._constants]
+        names = tuple(name for name in self._parameters if name not in self._constants)
         by_name = dict(zip(self._parameters, values, strict=True))
         plan = self._emulator.plans.get(text)
         if isinstance(plan, CompilationFailed):
             raise plan
+        tensors = {name: by_name[name] for name in names if hasattr(by_name[name], "data_ptr")}
         accesses = {}
         if self._emulator.run:
             if self._cpu_kernel is None:
                 self._cpu_kernel = CpuKernel(text, self._emulator.scratch())
-            done = self._cpu_kernel.launch([by_name[name] for name in names], (x, y, z))
-            accesses = {name: what for name, what in zip(names, done, strict=True) if hasattr(by_name[name], "data_ptr")}
+            done = dict(zip(names, self._cpu_kernel.launch([by_name[name] for name in names], (x, y, z)), strict=True))
+            accesses = {name: done[name] for name in tensors}
         self._emulator.launches.append(
-            Launch(self._name, self._constants, (x, y, z), text, plan, accesses)
+            Launch(
+                kernel=self._name,
+                constants=self._constants,
+                grid=(x, y, z),
+                arguments=names,
+                tensors={name: (tuple(tensor.shape), tensor.element_size()) for name, tensor in tensors.items()},
+                multibuffer=self._multibuffer,
+                ttadapter=text,
+                plan=plan,
+                accesses=accesses,
+            )
         )

@@ -59,6 +59,15 @@ def bishengir_compiler(soc: Soc) -> Path:
     return binary
 
 
+def bishengir_version() -> str:
+    """Name and version of the compiler in use."""
+    named = os.environ.get(BISHENGIR_VARIABLE)
+    if named:
+        folders = sorted(Path(named).parent.parent.glob("ascendnpu_ir-*.dist-info"))
+        return f"ascendnpu-ir {folders[0].name.split('-')[1].removesuffix('.dist')}" if folders else f"bishengir in {named}"
+    return f"ascendnpu-ir {importlib.metadata.version('ascendnpu-ir')}"
+
+
 def llvm_folder() -> Path:
     """The folder of LLVM 19."""
     return Path(os.environ.get(LLVM_VARIABLE, "/usr/lib/llvm-19"))

@@ -5,6 +5,7 @@ binary. Success is that `module.hivm.opt.mlir` exists.
 """
 
 import json
+import math
 import re
 import subprocess
 from dataclasses import dataclass
@@ -118,17 +119,19 @@ _ELEMENT_BYTES = {"i1": 1, "i8": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f3
 
 
 def _buffers_of(program: str) -> tuple[Buffer, ...]:
-    """Buffers as the program places them: pointer_cast of constant byte addresses in the UB."""
-    constants = dict(re.findall(r"(%[\w-]+) = arith\.constant (\d+) : i64", program))
+    """Buffers as the program places them, each copy of one by itself: pointer_cast of byte addresses in the UB."""
+    constants = dict(_CONSTANT.findall(program))
     buffers = []
-    for addresses, kind in re.findall(
-        r"hivm\.hir\.pointer_cast\(([^)]*)\)[^\n]*: memref<([^,>]+), #hivm\.address_space<ub>>", program
-    ):
+    for addresses, kind in _PLACEMENT.findall(program):
         *extents, element = kind.split("x")
-        nbytes = _ELEMENT_BYTES.get(element, 8)
-        for extent in extents:
-            nbytes *= int(extent) if extent.isdigit() else 0
+        if not all(extent.isdigit() for extent in extents):
+            continue
+        nbytes = math.prod(map(int, extents)) * _ELEMENT_BYTES[element]
         offsets = tuple(int(constants[name]) for name in addresses.split(", ") if name in constants)
         if offsets:
             buffers.append(Buffer(kind, nbytes, offsets))
     return tuple(buffers)
+
+
+_CONSTANT = re.compile(r"(%[\w-]+) = (?:arith\.constant |llvm\.mlir\.constant\()(\d+) : i64")
+_PLACEMENT = re.compile(r"hivm\.hir\.pointer_cast\(([^)]*)\)[^\n]*: memref<([^,>]+), #hivm\.address_space<ub>>")

@@ -1,0 +1,155 @@
+"""`python -m megatron_ascend_moe compile`: every kernel of a model shape through Ascend's compiler, without an NPU.
+
+It compiles what training launches, with the tiles training chooses, reads the compiler's memory plan and final
+program, and runs the compiled IR on the CPU to count the rows it moves. It installs nothing, and no device runs:
+speed, races between cores and an NPU's rounding stay unknown.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+from megatron_ascend_moe.backend.soc import SOCS, find_soc
+from megatron_ascend_moe.toolchain import emulator, locate
+from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, compile_for
+from megatron_ascend_moe.toolchain.model_shapes import MODEL_SHAPES
+from megatron_ascend_moe.toolchain.report import KernelReport, report
+from megatron_ascend_moe.toolchain.workload import operations
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NO_DEVICE = "No device ran: memory plans and programs are the compiler's, traffic is counted on the CPU."
+
+
+def compile_shape(
+    hidden: int, experts: int, topk: int, dtype: str, socs: Iterable[str], run: bool = True
+) -> list[KernelReport]:
+    """Compile every kernel of a shape for SoCs that share one Unified Buffer size, hence one set of tiles.
+
+    Args:
+        hidden, experts, topk: H, E and K.
+        dtype: "bf16", "fp16" or "fp32", of the rows.
+        socs: names; the first one's vector cores shape the launch grids.
+        run: also execute the compiled IR on the CPU, to count traffic.
+    """
+    chips = [find_soc(name) for name in socs]
+    shape = {"hidden": hidden, "experts": experts, "topk": topk, "dtype": dtype}
+    chip = emulator.activate(chips[0].name, compile=False, run=run)
+    reports, plans = [], {}
+    for operation in operations(hidden, experts, topk, DTYPES[dtype]):
+        chip.launches.clear()
+        operation.launch()
+        for launch, soc in itertools.product(chip.launches, chips):
+            key = (launch.ttadapter, soc.name)
+            if key not in plans:
+                plans[key] = _plan(chip, launch, soc)
+            floor_bytes = operation.floor_rows * hidden * DTYPES[dtype].itemsize if run else 0
+            reports.append(report(launch, plans[key], soc, shape, operation.name, floor_bytes))
+    return reports
+
+
+def _plan(chip, launch, soc):
+    try:
+        return compile_for(soc, launch.ttadapter, chip.scratch(), multibuffer=launch.multibuffer)
+    except CompilationFailed as failure:
+        return failure
+
+
+def compile_all(jobs: int) -> list[KernelReport]:
+    """Compile every distinct model shape, in bf16 and fp32, for every SoC, in `jobs` processes."""
+    by_memory: dict[tuple[int, str], list[str]] = {}
+    for soc in SOCS.values():
+        by_memory.setdefault((soc.ub_bytes, soc.compiler), []).append(soc.name)
+    shapes = sorted(set(MODEL_SHAPES.values()))
+    work = [(*shape, dtype, socs) for shape in shapes for dtype in ("bf16", "fp32") for socs in by_memory.values()]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        done = [pool.submit(compile_shape, *arguments) for arguments in work]
+        return [one for future in done for one in future.result()]
+
+
+def main(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    if os.environ.pop("TRITON_INTERPRET", "0") not in ("", "0"):
+        print("compile: TRITON_INTERPRET is set and ignored: nothing is interpreted here", file=sys.stderr)
+    try:
+        locate.check_all()
+    except locate.MissingTool as missing:
+        print(f"compile: {missing}", file=sys.stderr)
+        return 2
+    if arguments.all:
+        reports = compile_all(arguments.jobs)
+    else:
+        reports = compile_shape(
+            arguments.hidden, arguments.experts, arguments.topk, arguments.dtype, [arguments.soc]
+        )
+    if arguments.json:
+        json.dump(as_json(reports, argv), sys.stdout, indent=1)
+        print()
+    else:
+        print_table(reports)
+    return 1 if any(one.problems for one in reports) else 0
+
+
+def as_json(reports: list[KernelReport], argv: list[str]) -> dict:
+    """The reports with the command that made them and the compiler's version."""
+    return {
+        "command": " ".join(["python -m megatron_ascend_moe compile", *argv]),
+        "compiler": locate.bishengir_version(),
+        "note": NO_DEVICE,
+        "kernels": [dataclasses.asdict(one) for one in reports],
+    }
+
+
+_COLUMNS = "{:<32} {:<30} {:>17} {:>7} {:>4} {:>6} {:>6} {:>6} {:>12}"
+
+
+def print_table(reports: list[KernelReport]) -> None:
+    """One line a kernel, then the problems; grouped by SoC and shape."""
+    for (soc, hidden, experts, topk, dtype), group in itertools.groupby(
+        reports, lambda r: (r.soc, r.hidden, r.experts, r.topk, r.dtype)
+    ):
+        print(f"{soc}: hidden {hidden}, {experts} experts, top-{topk}, {dtype}, {locate.bishengir_version()}")
+        print(_COLUMNS.format("operation", "tile", "UB bytes", "double", "DMA", "UB cp", "scalar", "vector", "row bytes"))
+        for one in group:
+            print(_line(one))
+            for problem in one.problems:
+                print(f"    PROBLEM: {problem}")
+    print("double: row buffers are double-buffered; DMA, UB copies, scalar accesses to global memory and vector calls")
+    print("are counted in the program's text; row bytes are against the least that the operation can move.")
+    print(NO_DEVICE)
+
+
+def _line(one: KernelReport) -> str:
+    tile = " ".join(f"{name.lower()}={value}" for name, value in one.tile.items())
+    used = "-" if one.ub_bytes is None else f"{one.ub_bytes}/{one.ub_size}"
+    double = {None: "-", True: "yes", False: "NO"}[one.double_buffered]
+    rows = f"{one.row_bytes / one.floor_bytes:.2f} x floor" if one.floor_bytes else "none"
+    return _COLUMNS.format(
+        one.operation, tile, used, double, one.dmas, one.ub_copies, one.scalar_accesses, one.vector_ops, rows
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m megatron_ascend_moe compile",
+        description="Compile every kernel of a model shape for an Ascend SoC. " + NO_DEVICE,
+        epilog="Exit code 1: a kernel overflows the Unified Buffer, loses double buffering or breaks another rule; "
+        "2: a part of the tool chain is missing.",
+    )
+    parser.add_argument("--soc", choices=SOCS, default="Ascend910B3")
+    parser.add_argument("--hidden", type=int, default=7168, help="H, columns of a row")
+    parser.add_argument("--experts", type=int, default=256, help="E")
+    parser.add_argument("--topk", type=int, default=8, help="K, experts per token")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the rows")
+    parser.add_argument("--all", action="store_true", help="every model shape in bf16 and fp32 for every SoC")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of --all")
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    return parser

@@ -1,0 +1,104 @@
+"""What the compiler made of one kernel, judged: memory, double buffering, accesses and traffic."""
+
+from dataclasses import dataclass
+
+from megatron_ascend_moe.backend.soc import Soc
+from megatron_ascend_moe.toolchain.emulator import Launch
+from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, MemoryPlan
+from megatron_ascend_moe.toolchain.program import read_program
+
+_TILE_CONSTANTS = ("BLOCK", "ROWS", "TOKENS", "EXPERTS", "COLUMNS")
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One operation's kernel on one SoC; bytes are bytes, counts are of the program's text (a loop's body once).
+
+    Attributes:
+        double_buffered: every DMA of rows inside a loop alternates between two buffers, constants apart; None
+            where the operation moves no rows.
+        scalar_accesses: scalar accesses to global memory, wherever they stand.
+        row_bytes: rows moved, counted while the compiled IR ran on the CPU; floor_bytes the least there can be.
+        metadata_bytes: everything else that was moved.
+        problems: what a kernel of this package must not do; empty is well.
+    """
+
+    soc: str
+    hidden: int
+    experts: int
+    topk: int
+    dtype: str
+    operation: str
+    kernel: str
+    tile: dict[str, int]
+    ub_bytes: int | None
+    ub_size: int
+    ub_reported: bool
+    multibuffer_dropped: bool
+    double_buffered: bool | None
+    dmas: int
+    ub_copies: int
+    scalar_accesses: int
+    vector_ops: int
+    row_bytes: int
+    floor_bytes: int
+    metadata_bytes: int
+    problems: tuple[str, ...]
+
+
+def report(
+    launch: Launch, plan: MemoryPlan | CompilationFailed, soc: Soc, shape: dict, operation: str, floor_bytes: int
+) -> KernelReport:
+    """Judge one launch by its plan for `soc`; `shape` holds hidden, experts, topk and dtype by name."""
+    tile = {name: launch.constants[name] for name in _TILE_CONSTANTS if name in launch.constants}
+    rows = {name for name, (extents, _) in launch.tensors.items() if _is_rows(extents, shape["hidden"])}
+    moved = {name: _bytes(launch, name) for name in launch.tensors}
+    row_bytes = sum(moved[name] for name in rows) if floor_bytes else 0
+    traffic = {
+        "row_bytes": row_bytes,
+        "floor_bytes": floor_bytes,
+        "metadata_bytes": sum(moved.values()) - row_bytes,
+    }
+    known = {"soc": soc.name, **shape, "operation": operation, "kernel": launch.kernel, "tile": tile,
+             "ub_size": soc.ub_bytes, **traffic}  # fmt: skip
+    if isinstance(plan, CompilationFailed):
+        return KernelReport(
+            **known, ub_bytes=None, ub_reported=False, multibuffer_dropped=False, double_buffered=None, dmas=0,
+            ub_copies=0, scalar_accesses=0, vector_ops=0, problems=(str(plan),),
+        )  # fmt: skip
+    program = read_program(plan.program)
+    single = program.single_buffered({launch.arguments.index(name) for name in rows}) if floor_bytes else []
+    problems = {
+        f"UB of {soc.ub_bytes} B overflows: {plan.ub_bytes} B": plan.ub_bytes > soc.ub_bytes,
+        "multibuffer dropped by the compiler": plan.multibuffer_dropped,
+        f"{len(single)} row DMAs are not double-buffered": bool(single),
+        "scalar global-memory access inside a loop over columns": _scalars_in_column_loops(program, tile),
+        "an output is read back: unlocked read-modify-write": bool(program.read_back()),
+        f"moves {row_bytes} B of rows, floor {floor_bytes} B": row_bytes != floor_bytes,
+    }
+    return KernelReport(
+        **known,
+        ub_bytes=plan.ub_bytes,
+        ub_reported=plan.reported,
+        multibuffer_dropped=plan.multibuffer_dropped,
+        double_buffered=not single if floor_bytes else None,
+        dmas=program.count("load", "store"),
+        ub_copies=program.count("copy"),
+        scalar_accesses=program.count("scalar_load", "scalar_store"),
+        vector_ops=program.vector_ops,
+        problems=tuple(problem for problem, found in problems.items() if found),
+    )
+
+
+def _is_rows(extents: tuple[int, ...], hidden: int) -> bool:
+    return len(extents) >= 2 and extents[-1] == hidden
+
+
+def _bytes(launch: Launch, name: str) -> int:
+    if name not in launch.accesses:
+        return 0
+    return sum(launch.accesses[name].elements.values()) * launch.tensors[name][1]
+
+
+def _scalars_in_column_loops(program, tile: dict[str, int]) -> bool:
+    return "COLUMNS" in tile and program.scalars_in_column_loops(tile["COLUMNS"]) > 0
