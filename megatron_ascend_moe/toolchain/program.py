@@ -93,8 +93,9 @@ def read_program(text: str) -> Program:
             loops.append((depth, constants.get(loop[1])))
         defined = _DEFINITION.match(line)
         if defined:
+            operation = "empty" if "memref<0x" in line else defined[2]  # absent temporaries sit at address 0
             for name in defined[1].split(", "):
-                definitions[name.partition(":")[0]] = (defined[2], _VALUE.findall(defined[3]))
+                definitions[name.partition(":")[0]] = (operation, _VALUE.findall(defined[3]))
         steps = tuple(step for _, step in loops) if structured else None
         access = _access(line, definitions, constants, steps)
         if access is not None:
@@ -105,8 +106,7 @@ def read_program(text: str) -> Program:
             call = _CALL.search(line)
             if call and not re.match(r"(load_gm|store_ubuf|copy_ubuf)", call[1]):
                 vector_ops += 1
-                target = _leaves(_VALUE.findall(call[2])[-1:], definitions, constants)
-                for address in target[1]:
+                for address in _target(_VALUE.findall(call[2]), definitions, constants):
                     written[address] = written.get(address, True) and not (loops if structured else False)
     constant = {address for address, outside in written.items() if outside} - filled
     return Program(tuple(accesses), vector_ops, frozenset(constant))
@@ -138,6 +138,15 @@ def _access(line, definitions, constants, steps) -> Access | None:
         argument, _ = _leaves([scalar[2]], definitions, constants)
         return Access(f"scalar_{scalar[1]}", argument, (), steps)
     return None
+
+
+def _target(values, definitions, constants) -> tuple[int, ...]:
+    """UB addresses that a vector call writes: those of its last operand in the UB, absent temporaries apart."""
+    for value in reversed(values):
+        _, buffers = _leaves([value], definitions, constants)
+        if buffers:
+            return buffers
+    return ()
 
 
 def _leaves(values, definitions, constants) -> tuple[int | None, tuple[int, ...]]:
