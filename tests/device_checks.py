@@ -77,7 +77,7 @@ def syncs() -> dict:
                 out.sum().backward()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        found[name] = sum("synchroniz" in str(w.message) for w in caught)
+        found[name] = sum("called a synchronizing" in str(w.message) for w in caught)
         found[name + " allowed"] = most
     found["ok"] = found["padded"] <= 1 and found["binned"] == 0
     return found

@@ -200,6 +200,33 @@ def twenty_runs(ep, tp, settings=None, host=None):
     return same
 
 
+def recompute(ep, settings=None, host=None):
+    """Under a checkpoint: whether the re-run's plan is the first's, whether the gradients are those of a plain run,
+    and how many forwards the load counted."""
+    from torch.utils.checkpoint import checkpoint
+
+    rank = dist.get_rank()
+    dispatcher = make_dispatcher(settings, ep, **(host or {}))
+    hidden, probs, routed = routes(24, 40 + rank)
+    weights = list(expert_weights()[dispatcher.num_local_experts * rank :][: dispatcher.num_local_experts])
+    plans, gradients, counted = [], [], []
+    original = dispatcher._plan
+    dispatcher._plan = lambda *args: (plans.append(original(*args)), plans[-1])[1]
+    for wrap in (lambda function, *args: function(*args), lambda *args: checkpoint(*args, use_reentrant=True)):
+        leaves = [hidden.clone().requires_grad_(), probs.clone().requires_grad_()]
+        out = wrap(lambda h, p: layer(dispatcher, h, p, routed, weights), *leaves)
+        out.square().sum().backward()
+        gradients.append([leaf.grad for leaf in leaves])
+        counted.append(int(dispatcher.load.take(hidden.device)[:EXPERTS].sum()))
+    rows = [plan.row_of_slot_TK for _, plan in plans]
+    return {
+        "plans": len(rows),
+        "same plan": all(torch.equal(rows[0], r) for r in rows),
+        "same gradients": all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)),
+        "routes counted": counted,
+    }
+
+
 class OnDevice(torch.Tensor):
     """A CPU tensor that stands for one on a device: whatever would wait for that device is counted."""
 

@@ -111,3 +111,13 @@ def test_device_syncs(distributed_pool, world, ep, tp, settings, host, syncs):
     checked = settings | {"checked": True}
     for got in distributed_pool(world).submit(JOB + "count_syncs", ep=ep, tp=tp, settings=checked, host=host):
         assert len(got) > len(syncs)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("host", [{}, CAPACITY])
+def test_recompute_plans_alike_and_counts_once(distributed_pool, world, host):
+    for found in distributed_pool(world).submit(JOB + "recompute", ep=world, host=host):
+        assert found["plans"] == 3, "one of the plain run, two of the checkpointed one"
+        assert found["same plan"] and found["same gradients"]
+        plain, checkpointed = found["routes counted"]
+        assert plain == checkpointed > 0
