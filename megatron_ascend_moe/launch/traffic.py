@@ -45,7 +45,7 @@ def dispatch_traffic(flags: Mapping[str, Any], at: Layout) -> Traffic:
     if flags.get("moe-pad-expert-input-to-capacity") or flags.get("moe-ascend-layout") == "binned":
         if flags.get("moe-expert-capacity-factor") is None:
             raise ValueError(
-                "a fixed capacity needs `moe-expert-capacity-factor`, got none: set it, or drop the capacity"
+                "a fixed capacity needs `moe-expert-capacity-factor`, got none: set it or drop the capacity"
             )
         capacity = math.ceil(routes / experts * float(flags["moe-expert-capacity-factor"]))
         expected = at_most = max(0, experts * capacity * at.etp - rows)
