@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import megatron_ascend_moe
 from megatron_ascend_moe.observe.doctor import ascend, environment, software, trials
@@ -26,7 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--no-trials", action="store_true", help="leave out what starts processes or uses a device")
     options = parser.parse_args(argv)
-    findings = examine(trials_too=not options.no_trials)
+    findings = []
+    for finding in examine(trials_too=not options.no_trials):
+        findings.append(finding)
+        if not options.json:
+            print(_lines(finding), flush=True)  # as they come: the trials take their time
     failures = sum(finding.severity == "failure" for finding in findings)
     if options.json:
         report = {
@@ -36,14 +40,13 @@ def main(argv: list[str] | None = None) -> int:
         }
         print(json.dumps(report, indent=2))
     else:
-        print("\n".join(map(_lines, findings)))
         counts = {severity: sum(f.severity == severity for f in findings) for severity in SEVERITIES}
         print(", ".join(f"{count} {severity}" for severity, count in counts.items()))
     return 1 if failures else 0
 
 
-def examine(trials_too: bool = True) -> list[Finding]:
-    """The findings of every check, in order, with secrets masked. A check that breaks is itself a failure."""
+def examine(trials_too: bool = True) -> Iterator[Finding]:
+    """The findings of every check, as they are made, with secrets masked. A check that breaks is itself a failure."""
     npu = ascend.is_ascend_machine()
     checks: list[Callable[[], list[Finding]]] = [
         software.check_python,
@@ -63,7 +66,8 @@ def examine(trials_too: bool = True) -> list[Finding]:
             lambda: trials.check_goldens(_accelerator(npu), software.triton_origin() is not None),
             trials.check_loopback,
         ]
-    return without_secrets([finding for check in checks for finding in _guarded(check)])
+    for check in checks:
+        yield from without_secrets(_guarded(check))
 
 
 def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:

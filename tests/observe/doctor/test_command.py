@@ -46,7 +46,7 @@ def test_a_check_that_breaks_is_a_failure(monkeypatch):
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(software, "check_python", broken)
-    findings = command.examine(trials_too=False)
+    findings = list(command.examine(trials_too=False))
     assert findings[0].severity == "failure" and "ZeroDivisionError: oops" in findings[0].what
     assert len(findings) > 5
 

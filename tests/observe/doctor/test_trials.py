@@ -61,6 +61,9 @@ def test_loopback_that_fails(monkeypatch):
     assert finding.severity == "failure" and "GLOO_SOCKET_IFNAME" in finding.mend
 
 
-def test_a_trial_that_hangs_is_ended():
+def test_a_trial_that_hangs_is_ended_and_told_apart_from_a_wrong_result(monkeypatch):
     fault = trials._run([["http.server", "0"]], {}, time_limit=1)
     assert fault == "no answer within 1 s"
+    monkeypatch.setattr(trials, "_run", lambda modules, environ: fault)
+    finding = trials._golden("triton", "npu")
+    assert finding.severity == "failure" and "hangs" in finding.why
