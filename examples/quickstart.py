@@ -87,6 +87,8 @@ def _start(python: str, rank: int, rendezvous: Path, arguments: argparse.Namespa
         "WORLD_SIZE": str(WORLD_SIZE),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_VISIBLE_DEVICES": "",  # the CPU host refuses to work beside an accelerator that it can see
+        "ASCEND_RT_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
     command = [python, str(ROOT / "examples" / "quickstart_training.py"), "--rendezvous", str(rendezvous)]

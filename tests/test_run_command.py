@@ -35,7 +35,14 @@ FLAGS = f"""
     --no-bias-dropout-fusion --no-persist-layer-norm --no-rope-fusion
     --log-interval 1 --eval-iters 0 --eval-interval 1000
 """.split()
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "GLOO_SOCKET_IFNAME": "lo",
+    "CUDA_VISIBLE_DEVICES": "",
+    "ASCEND_RT_VISIBLE_DEVICES": "",
+}
 LOSS_AND_NORM = re.compile(r"iteration +(\d+)/.*lm loss: (\S+) .*grad norm: (\S+) ")
 
 

@@ -52,7 +52,8 @@ def refuse_accelerator() -> None:
     if found:
         raise RuntimeError(
             f"the CPU host was asked for, but {found} is present; expected a machine without one: use "
-            "--device npu or --device cuda, or hide the device (CUDA_VISIBLE_DEVICES='' for a GPU)"
+            "--device npu or --device cuda, or hide the devices from this process (CUDA_VISIBLE_DEVICES='' or "
+            "ASCEND_RT_VISIBLE_DEVICES='')"
         )
 
 
@@ -61,7 +62,9 @@ def _accelerator() -> str | None:
         return "a GPU (torch.cuda.is_available())"
     if hasattr(torch, "npu") and torch.npu.is_available():
         return "an NPU (torch.npu.is_available())"
-    nodes = glob.glob("/dev/davinci[0-9]*")
+    # without torch_npu torch knows of no NPU; the driver's device nodes do
+    hidden = os.environ.get("ASCEND_RT_VISIBLE_DEVICES") == ""
+    nodes = [] if hidden else sorted(glob.glob("/dev/davinci[0-9]*"))
     return f"an NPU ({nodes[0]})" if nodes else None
 
 

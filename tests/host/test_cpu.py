@@ -10,7 +10,7 @@ from megatron_ascend_moe.host import cpu
 
 
 def _run(code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
 
 
 @pytest.mark.parametrize("kind", ["a GPU", "an NPU"])
@@ -19,10 +19,20 @@ def test_refuses_where_an_accelerator_is_present(monkeypatch, kind):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     else:
         monkeypatch.setattr(cpu.glob, "glob", lambda pattern: ["/dev/davinci0"])
+        monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     before = torch.cuda.current_stream
     with pytest.raises(RuntimeError, match=f"{kind}.*is present.*--device npu or --device cuda"):
         cpu.enable()
     assert torch.cuda.current_stream is before
+
+
+def test_an_npu_may_be_hidden(monkeypatch):
+    monkeypatch.setattr(cpu.glob, "glob", lambda pattern: ["/dev/davinci0"])
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0")
+    with pytest.raises(RuntimeError, match="ASCEND_RT_VISIBLE_DEVICES=''"):
+        cpu.refuse_accelerator()
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "")
+    cpu.refuse_accelerator()
 
 
 def test_refuses_after_megatron_was_imported():

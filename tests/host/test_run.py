@@ -23,10 +23,11 @@ print(json.dumps([__name__, sys.argv, beside.HERE, type(dispatcher).__name__, di
 
 
 def _run(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in (path, ROOT) if p)}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "ASCEND_RT_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(str(p) for p in (path, ROOT) if p)
     environment["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
     command = [sys.executable, "-m", "megatron_ascend_moe", "run", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
 
 
 def test_script_runs_as_main_with_its_arguments_and_the_plugin_installed(tmp_path):
