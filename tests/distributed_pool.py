@@ -13,6 +13,7 @@ traceback, and the next job of that size gets a fresh pool.
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -165,3 +166,19 @@ def _process_group(store, rank: int, world_size: int, timeout: float):
     dist.barrier()
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
+    _free_groups()
+
+
+def _free_groups() -> None:
+    """Let go of what still holds process groups: each polls on threads of its own until it is freed.
+
+    Models hold them in reference cycles, and Megatron's caches on rotary embeddings hold the modules.
+    """
+    from megatron.core.models.common.embeddings import rotary_pos_embedding, yarn_rotary_pos_embedding
+
+    for module in (rotary_pos_embedding, yarn_rotary_pos_embedding):
+        for owner in vars(module).values():
+            for method in vars(owner).values() if isinstance(owner, type) else ():
+                if hasattr(method, "cache_clear"):
+                    method.cache_clear()
+    gc.collect()

@@ -21,6 +21,16 @@ def test_each_job_may_choose_its_own_layout(distributed_pool):
         assert distributed_pool(4).submit("tests.pool_jobs:layout", **sizes) == [(tensor, expert)] * 4
 
 
+def test_a_job_leaves_no_process_group_behind(distributed_pool):
+    """Each group of gloo polls on threads of its own: left behind, they would starve the jobs that follow."""
+    train = {"layout": {"ep": 2}, "settings": None, "steps": 1}
+    counts = []
+    for _ in range(2):
+        distributed_pool(2).submit("tests.gpt_moe:train", **train)
+        counts.append(distributed_pool(2).submit("tests.pool_jobs:threads"))
+    assert counts[1] == counts[0]
+
+
 @pytest.mark.parametrize(
     ("how", "expected"), [("raise", "rank 1 was told to fail"), ("exit", "exit code 7"), ("hang", "no reply")]
 )
