@@ -63,6 +63,7 @@ def save(directory, layout, settings, before, after):
         state = _sharded(model, optimizer, is_loading=False)
         dist_checkpointing.save(state, directory)
         losses = _train(config, model, optimizer, own, range(before, before + after))
+    gpt_moe.release(model)
     keys = sorted(dist_checkpointing.load_tensors_metadata(directory))
     return losses, keys
 
@@ -76,4 +77,6 @@ def load(directory, layout, settings, before, after):
         state = dist_checkpointing.load(_sharded(model, optimizer, is_loading=True), directory)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        return _train(config, model, optimizer, own, range(before, before + after))
+        losses = _train(config, model, optimizer, own, range(before, before + after))
+    gpt_moe.release(model)
+    return losses

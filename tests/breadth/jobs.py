@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import re
 from typing import Any
@@ -65,6 +66,7 @@ def _train(
         result = gpt_moe.train(layout, ours, steps=steps, config=config, before_step=before_step, **setting.train)
     parallel_state.destroy_model_parallel()
     _forget_metrics()
+    gc.collect()  # of process groups, whose threads poll
     return result
 
 

@@ -5,7 +5,7 @@ import weakref
 
 import torch
 
-from tests.gpt_moe import build_config, build_model, dispatcher
+from tests.gpt_moe import build_config, build_model, dispatcher, release
 
 
 class _Kept:
@@ -16,7 +16,8 @@ class _Kept:
 
 
 def saved_bytes(layout, settings, config, hidden_size=32, tokens=64):
-    """(bytes of distinct storages that one MoE layer's forward saves, boxes still alive after its backward).
+    """(bytes of distinct storages that one MoE layer's forward leaves saved, saved tensors, of them alive after its
+    backward).
 
     Weights and the layer's input are not counted: they live anyway.
     """
@@ -29,21 +30,25 @@ def saved_bytes(layout, settings, config, hidden_size=32, tokens=64):
         generator = torch.Generator().manual_seed(torch.distributed.get_rank())
         x = torch.randn(tokens, 1, hidden_size, generator=generator).requires_grad_()
         outside = {t.untyped_storage().data_ptr() for t in (x, *layer.parameters())}
-        boxes, storages = [], {}
+        boxes = []
 
         def pack(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in outside:
-                storages[storage.data_ptr()] = storage.nbytes()
             box = _Kept(tensor)
             boxes.append(weakref.ref(box))
             return box
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
             output = layer(x)[0]
-        held = sum(storages.values())
+        held = _distinct_bytes([box().tensor for box in boxes if box() is not None], outside)
         output.sum().backward()
         del output
         gc.collect()
+        alive = sum(box() is not None for box in boxes)
+        release(layer)
     parallel_state.destroy_model_parallel()
-    return held, len(boxes), sum(box() is not None for box in boxes)
+    return held, len(boxes), alive
+
+
+def _distinct_bytes(tensors, outside):
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(size for pointer, size in storages.items() if pointer not in outside)

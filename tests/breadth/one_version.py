@@ -10,6 +10,7 @@ import sys
 import time
 
 CELL_SECONDS = 600.0  # a hang ends as a failure
+POOL_CELLS = 15  # after which a pool is renewed: what its jobs leave behind, threads of gloo groups above all, slows it
 
 
 def run_cells(version: str, cells: list[tuple[str, int]]):
@@ -24,7 +25,10 @@ def run_cells(version: str, cells: list[tuple[str, int]]):
     by_name = {setting.name: setting for setting in SETTINGS}
     for world in sorted({world for _, world in cells}):
         pools = Pools()
-        for setting in (by_name[name] for name, n in cells if n == world):
+        for number, setting in enumerate(by_name[name] for name, n in cells if n == world):
+            if number % POOL_CELLS == POOL_CELLS - 1:
+                pools.close()
+                pools = Pools()
             started = time.monotonic()
             try:
                 answers = pools(world).submit(
