@@ -10,7 +10,8 @@ keeps the route of slot k and a sum over the experts reads it out. No element is
 What shaped this for Ascend: integer vector compares fall back to scalar code, so expert ids and slot numbers (at
 most 4,096, exact in fp32) are compared as fp32, while row numbers stay int32; scattered element accesses have no
 vector form, so the (tokens, K) arrays are read and written as tiles, where CUDA reads and writes their columns;
-the grid is one program a vector core.
+the grid is one program a vector core. CUDA stores each route to its slot instead, which is no slower there than
+a dense store and spares the K reductions.
 """
 
 import torch
@@ -88,31 +89,39 @@ def _route_count_kernel(
         routed = routed.to(tl.int32)
         probs_at += local[:, None] * probs_stride + expert[None, :]
         if DROP_ZERO or ASCEND:
-            probs = tl.load(probs_at, mask=in_tile, other=0.0).to(tl.float32)
+            probs = tl.load(probs_at, mask=in_tile, other=0.0)
+            if ASCEND:
+                probs = probs.to(tl.float32)
             if DROP_ZERO:
                 routed = tl.where(probs == 0.0, 0, routed)
         else:
-            probs = tl.load(probs_at, mask=in_tile & (routed != 0), other=0.0).to(tl.float32)
+            probs = tl.load(probs_at, mask=in_tile & (routed != 0), other=0.0)
+        probs = probs.to(tl.float32)
 
+        routes = tl.sum(routed, 1)
         number = _comparable(tl.cumsum(routed, 1) * routed, ASCEND)  # 1 + slot of a route, 0 elsewhere
         count += tl.sum(tl.where(number <= K, routed, 0), 0)
-        overflow += tl.minimum(tl.maximum(tl.sum(routed, 1) - K, 0), 1)
-        ids_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
-        probs_tile = tl.zeros([TOKENS, SLOTS], tl.float32)
-        for k in tl.static_range(K):
-            ids = tl.sum(tl.where(number == k + 1, expert[None, :] + 1, 0), 1) - 1
-            values = tl.sum(tl.where(number == k + 1, probs, 0.0), 1)
-            if ASCEND:
+        overflow += tl.minimum(tl.maximum(routes - K, 0), 1)
+        at = token[:, None] * K + slot[None, :]
+        in_slots = in_range[:, None] & (slot < K)[None, :]
+        if ASCEND:
+            ids_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
+            probs_tile = tl.zeros([TOKENS, SLOTS], tl.float32)
+            for k in tl.static_range(K):
+                ids = tl.sum(tl.where(number == k + 1, expert[None, :] + 1, 0), 1) - 1
+                values = tl.sum(tl.where(number == k + 1, probs, 0.0), 1)
                 ids_tile = tl.where((slot == k)[None, :], ids[:, None], ids_tile)
                 probs_tile = tl.where((slot == k)[None, :], values[:, None], probs_tile)
-            else:
-                tl.store(ids_out_ptr + token * K + k, ids, mask=in_range)
-                tl.store(probs_out_ptr + token * K + k, values, mask=in_range)
-        if ASCEND:
-            at = token[:, None] * K + slot[None, :]
-            in_slots = in_range[:, None] & (slot < K)[None, :]
             tl.store(ids_out_ptr + at, ids_tile, mask=in_slots)
             tl.store(probs_out_ptr + at, probs_tile, mask=in_slots)
+        else:
+            kept = (number > 0) & (number <= K)
+            slot_at = token[:, None] * K + number - 1
+            tl.store(ids_out_ptr + slot_at, tl.broadcast_to(expert[None, :], [TOKENS, EXPERTS]), mask=kept)
+            tl.store(probs_out_ptr + slot_at, probs, mask=kept)
+            empty = in_slots & (slot[None, :] >= routes[:, None])
+            tl.store(ids_out_ptr + at, -1, mask=empty)
+            tl.store(probs_out_ptr + at, 0.0, mask=empty)
     tl.store(counts_ptr + program * (E + 1) + expert, count, mask=expert < E)
     tl.store(counts_ptr + program * (E + 1) + E, tl.sum(overflow, 0))
 
@@ -180,9 +189,7 @@ def _route_count_backward_kernel(
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=in_range[:, None] & (expert < E)[None, :])
 
 
-def route_count_backward(
-    grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_experts: int, dtype: torch.dtype
-) -> Tensor:
+def route_count_backward(grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_experts: int, dtype: torch.dtype) -> Tensor:
     """See `reference.route_count_backward`. One launch; traffic: 8 T K in and T E of `dtype` out."""
     if dtype not in PROB_DTYPES:
         raise ValueError(f"gradient of dtype {dtype}: expected one of {PROB_DTYPES}")
@@ -201,17 +208,17 @@ def route_count_backward(
 
 
 @triton.jit
-def _one_hot(ids_ptr, token, in_range, slot, expert, K: tl.constexpr, ASCEND: tl.constexpr):
-    """(tile, one_hot): the (tokens, SLOTS) tile of ids and its (tokens, EXPERTS) int32 indicator of routes."""
-    at = token[:, None] * K + slot[None, :]
+def _slot_numbers(ids_ptr, token, in_range, slot, expert, K: tl.constexpr, ASCEND: tl.constexpr):
+    """(ids, numbers): the (tokens, SLOTS) tile of ids, and for each token and expert 1 + the slot that routes the
+    one to the other, 0 where none does: (tokens, EXPERTS) int32."""
     in_slots = in_range[:, None] & (slot < K)[None, :]
-    tile = tl.load(ids_ptr + at, mask=in_slots, other=-1) if ASCEND else at
-    routed = tl.zeros([token.shape[0], expert.shape[0]], tl.int32)
+    ids_tile = tl.load(ids_ptr + (token[:, None] * K + slot[None, :]), mask=in_slots, other=-1)
+    numbers = tl.zeros([token.shape[0], expert.shape[0]], tl.int32)
     for k in tl.static_range(K):
-        ids = _slot_column(ids_ptr, tile, slot, token, in_range, k, K, ASCEND)
+        ids = _slot_column(ids_ptr, ids_tile, slot, token, in_range, k, K, ASCEND)
         mine = _comparable(ids, ASCEND)[:, None] == _comparable(expert, ASCEND)[None, :]
-        routed = tl.where(mine, 1, routed)
-    return tile, routed
+        numbers = tl.where(mine, k + 1, numbers)
+    return ids_tile, numbers
 
 
 @triton.jit(do_not_specialize=["T", "tokens"])
@@ -235,8 +242,8 @@ def _id_count_kernel(
     count = tl.zeros([EXPERTS], tl.int32)
     for start in range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
-        _, routed = _one_hot(ids_ptr, token, token < last, slot, expert, K, ASCEND)
-        count += tl.sum(routed, 0)
+        _, numbers = _slot_numbers(ids_ptr, token, token < last, slot, expert, K, ASCEND)
+        count += tl.sum(tl.minimum(numbers, 1), 0)
     tl.store(counts_ptr + program * (E + 1) + expert, count, mask=expert < E)
     tl.store(counts_ptr + program * (E + 1) + E, 0)
 
@@ -316,24 +323,24 @@ def _route_place_kernel(
     for start in range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
         in_range = token < last
-        ids_tile, routed = _one_hot(ids_ptr, token, in_range, slot, expert, K, ASCEND)
+        ids_tile, numbers = _slot_numbers(ids_ptr, token, in_range, slot, expert, K, ASCEND)
+        routed = tl.minimum(numbers, 1)
         rank = before[None, :] + tl.cumsum(routed, 0) - routed
         before += tl.sum(routed, 0)
         row = start_row[None, :] + rank + 1  # 0 is left for "no row"
         if BINNED:
             row *= tl.minimum(tl.maximum(capacity - rank, 0), 1)
-        rows_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
-        for k in tl.static_range(K):
-            ids = _slot_column(ids_ptr, ids_tile, slot, token, in_range, k, K, ASCEND)
-            mine = _comparable(ids, ASCEND)[:, None] == _comparable(expert, ASCEND)[None, :]
-            rows = tl.sum(tl.where(mine, row, 0), 1) - 1
-            if ASCEND:
-                rows_tile = tl.where((slot == k)[None, :], rows[:, None], rows_tile)
-            else:
-                tl.store(rows_ptr + token * K + k, rows, mask=in_range)
+        at = token[:, None] * K + slot[None, :]
+        in_slots = in_range[:, None] & (slot < K)[None, :]
         if ASCEND:
-            in_slots = in_range[:, None] & (slot < K)[None, :]
-            tl.store(rows_ptr + (token[:, None] * K + slot[None, :]), rows_tile, mask=in_slots)
+            rows_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
+            for k in tl.static_range(K):
+                rows = tl.sum(tl.where(_comparable(numbers, ASCEND) == k + 1, row, 0), 1) - 1
+                rows_tile = tl.where((slot == k)[None, :], rows[:, None], rows_tile)
+            tl.store(rows_ptr + at, rows_tile, mask=in_slots)
+        else:
+            tl.store(rows_ptr + (token[:, None] * K + numbers - 1), row - 1, mask=numbers > 0)
+            tl.store(rows_ptr + at, -1, mask=in_slots & (ids_tile < 0))
 
 
 @triton.jit
@@ -346,9 +353,7 @@ def _round_up(count, MULTIPLE: tl.constexpr):
         return (count + (MULTIPLE - 1)) // MULTIPLE * MULTIPLE
 
 
-def route_place(
-    expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, capacity: int
-) -> tuple[Tensor, Tensor]:
+def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, capacity: int) -> tuple[Tensor, Tensor]:
     """See `reference.route_place`; the counts' programs own ceil(T / B) consecutive tokens each.
 
     One launch; traffic: 8 T K, and counts_BE once per program (from the cache).

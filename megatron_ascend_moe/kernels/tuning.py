@@ -30,22 +30,17 @@ class RouteTile:
 
 @dataclass(frozen=True)
 class RowTile:
-    """Columns of a row moved at a time, tokens of a block, and workers that share one expert's pad rows."""
+    """Columns of a row moved at a time, and on Ascend tokens whose slots are held at a time."""
 
     columns: int
     tokens: int
     block_slots: int
     slots: int
-    parts: int
     num_warps: int
 
     @property
-    def token_constants(self) -> dict[str, Any]:
-        return {"COLUMNS": self.columns, "TOKENS": self.tokens, "BLOCK_SLOTS": self.block_slots}
-
-    @property
     def constants(self) -> dict[str, Any]:
-        return {**self.token_constants, "PARTS": self.parts}
+        return {"COLUMNS": self.columns, "TOKENS": self.tokens, "BLOCK_SLOTS": self.block_slots}
 
 
 def _width(target: Target, n: int, lanes: int) -> int:
@@ -91,11 +86,16 @@ def row_tile(kernel: str, target: Target, H: int, K: int, itemsize: int) -> RowT
         ValueError: the row buffers do not fit the Unified Buffer.
     """
     if not target.ascend:
-        return RowTile(min(next_power_of_two(H), 4096), 1, 1, next_power_of_two(K), 8 if target.compiled else 2, 4)
+        columns, num_warps = _cuda_row_tile(kernel, H, K, itemsize)
+        return RowTile(columns, 1, 1, next_power_of_two(K), num_warps)
     rows, fp32_rows = _ROW_BUFFERS[kernel]
     block_slots = _width(target, ASCEND_BLOCK_TOKENS * K, 8)
     buffers = RowBuffers(rows=rows, fp32_rows=fp32_rows, vector_bytes=2 * 4 * block_slots)
     plan = plan_rows(H, itemsize, target.ub_bytes, buffers, kernel=kernel)
     columns = plan.block_x if target.any_tile_width else next_power_of_two(plan.block_x)
-    parts = 1
-    return RowTile(columns, ASCEND_BLOCK_TOKENS, block_slots, _width(target, K, 8), parts, 1)
+    return RowTile(columns, ASCEND_BLOCK_TOKENS, block_slots, _width(target, K, 8), 1)
+
+
+def _cuda_row_tile(kernel: str, H: int, K: int, itemsize: int) -> tuple[int, int]:
+    """(columns, warps) of a row kernel on CUDA, measured on an H200."""
+    return min(next_power_of_two(H), 1024), 4

@@ -67,9 +67,7 @@ def test_random_layouts_equal_the_twin(triton_kernels, twin, device, data):
 
 
 @pytest.mark.parametrize("case", [Case(T=11, E=4, K=3, H=33, M=8), Case(T=11, E=4, K=3, H=33, C=5)], ids=str)
-def test_poisoned_memory_is_overwritten_and_repeats_are_equal(
-    triton_kernels, twin, device, poisoned_memory, case
-):
+def test_poisoned_memory_is_overwritten_and_repeats_are_equal(triton_kernels, twin, device, poisoned_memory, case):
     first = check_against_twin(triton_kernels, twin, device, case)
     second = check_against_twin(triton_kernels, twin, device, case)
     assert all(not values.isnan().any() for values in first)
