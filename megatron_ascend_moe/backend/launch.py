@@ -39,8 +39,7 @@ def launch(
     constants: dict[str, Any],
     num_warps: int,
 ) -> None:
-    """Launch `programs` programs of `kernel` on `device`; `constants` are its constexpr arguments, to which
-    ASCEND, the form, is added.
+    """Launch `programs` programs of `kernel` on `device`; `constants` are its constexpr arguments.
 
     Sums are never fused into multiply-adds, so that every device rounds as the plain-torch twin does.
     """
@@ -51,7 +50,7 @@ def launch(
         options["enable_fp_fusion"] = False
         options |= {"multibuffer": True} if target.ascend else {"num_warps": num_warps}
     with _current(device):
-        kernel[(programs,)](*args, **constants, ASCEND=target.ascend, **options)
+        kernel[(programs,)](*args, **constants, **options)
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager:

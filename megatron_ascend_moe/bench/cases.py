@@ -46,7 +46,10 @@ def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, kernels:
     """Random inputs with exactly K routes a token, and their plan by `kernels`."""
     generator = torch.Generator(device).manual_seed(0)
     T, H, E, K = shape.T, shape.H, shape.E, shape.K
-    probs = [torch.rand(T, E, device=device, generator=generator).softmax(-1) for _ in range(INPUT_SETS)]
+    first = torch.rand(T, E, device=device, generator=generator).softmax(-1)
+    # The same rows in other orders: other inputs, equal counts, so that one number of rows serves all.
+    orders = [torch.randperm(T, device=device, generator=generator) for _ in range(INPUT_SETS)]
+    probs = [first[order] for order in orders]
     maps = [torch.zeros(T, E, device=device, dtype=torch.bool).scatter_(1, p.topk(K).indices, True) for p in probs]
     probs_TK, ids_TK, counts_BE = kernels.route_count(probs[0], maps[0], K)
     row_of_slot_TK, meta = kernels.route_place(ids_TK, counts_BE, shape.M, 0)

@@ -10,8 +10,8 @@ keeps the route of slot k and a sum over the experts reads it out. No element is
 What shaped this for Ascend: integer vector compares fall back to scalar code, so expert ids and slot numbers (at
 most 4,096, exact in fp32) are compared as fp32, while row numbers stay int32; scattered element accesses have no
 vector form, so the (tokens, K) arrays are read and written as tiles, where CUDA reads and writes their columns;
-the grid is one program a vector core. CUDA stores each route to its slot instead, which is no slower there than
-a dense store and spares the K reductions.
+the grid is one program a vector core. CUDA spares the K reductions: it stores each route to its slot, and gathers
+the rows of the slots out of the tile; `route_words` has the adapter's fast path.
 """
 
 import torch
@@ -28,7 +28,8 @@ from megatron_ascend_moe.kernels.checks import (
     check_routing_map,
     check_slots,
 )
-from megatron_ascend_moe.kernels.tuning import route_tile
+from megatron_ascend_moe.kernels.route_words import EXPERTS_OF_WORD, route_count_words_kernel
+from megatron_ascend_moe.kernels.tuning import route_programs, route_tile
 
 
 @triton.jit
@@ -138,16 +139,24 @@ def route_count(
     if target.ascend and probs_TE.dtype == torch.float64:
         probs_TE = probs_TE.to(torch.float32)  # the vector unit has no fp64; the result is fp32 all the same
     probs_TE, routing_map_TE = _unit_stride(probs_TE), _unit_stride(routing_map_TE)
-    tile = route_tile(target, E, topk, "route_count")
-    programs, tokens = token_ranges(T, tile.programs)
+    by_words = not target.ascend and not drop_zero_probs and _is_words(routing_map_TE)
+    tile = route_tile(target, E, topk, "route_count_words" if by_words else "route_count")
+    programs, tokens = token_ranges(T, route_programs(target, T, E))
     probs_TK = torch.empty((T, topk), dtype=torch.float32, device=probs_TE.device)
     expert_ids_TK = torch.empty((T, topk), dtype=torch.int32, device=probs_TE.device)
     counts_BE = torch.empty((programs, E + 1), dtype=torch.int32, device=probs_TE.device)
     is_bool = routing_map_TE.dtype == torch.bool
-    args = (probs_TE, routing_map_TE.view(torch.uint8) if is_bool else routing_map_TE)
-    args += (probs_TK, expert_ids_TK, counts_BE, probs_TE.stride(0), routing_map_TE.stride(0), T, tokens)
-    constants = {"E": E, "K": topk, "MAP_IS_BOOL": is_bool, "DROP_ZERO": drop_zero_probs, **tile.constants}
-    launch(_route_count_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
+    if is_bool:
+        routing_map_TE = routing_map_TE.view(torch.int64 if by_words else torch.uint8)
+    args = (probs_TE, routing_map_TE, probs_TK, expert_ids_TK, counts_BE)
+    args += (probs_TE.stride(0), routing_map_TE.stride(0), T, tokens)
+    if by_words:
+        constants = {"E": E, "K": topk, "WORDS": tile.experts, "SLOTS": tile.slots, "TOKENS": tile.tokens}
+        launch(route_count_words_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
+    else:
+        constants = {"E": E, "K": topk, "MAP_IS_BOOL": is_bool, "DROP_ZERO": drop_zero_probs, **tile.constants}
+        constants["ASCEND"] = target.ascend
+        launch(_route_count_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
     return probs_TK, expert_ids_TK, counts_BE
 
 
@@ -199,10 +208,10 @@ def route_count_backward(grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_exper
     target = target_of(grad_probs_TK.device)
     written = torch.float32 if target.ascend and dtype == torch.float64 else dtype
     tile = route_tile(target, num_experts, K, "route_count_backward")
-    programs, tokens = token_ranges(T, tile.programs if target.ascend else ceil_div(max(T, 1), tile.tokens))
+    programs, tokens = token_ranges(T, target.cores if target.ascend else ceil_div(max(T, 1), tile.tokens))
     grad_TE = torch.empty((T, num_experts), dtype=written, device=grad_probs_TK.device)
     args = (grad_probs_TK, expert_ids_TK, grad_TE, T, tokens)
-    constants = {"E": num_experts, "K": K, **tile.constants}
+    constants = {"E": num_experts, "K": K, "ASCEND": target.ascend, **tile.constants}
     launch(_route_count_backward_kernel, target, grad_TE.device, programs, args, constants, tile.num_warps)
     return grad_TE.to(dtype)
 
@@ -254,10 +263,10 @@ def id_count(expert_ids_TK: Tensor, num_experts: int) -> Tensor:
     check_route_sizes(T, num_experts, K)
     target = target_of(expert_ids_TK.device)
     tile = route_tile(target, num_experts, K, "id_count")
-    programs, tokens = token_ranges(T, tile.programs)
+    programs, tokens = token_ranges(T, route_programs(target, T, num_experts))
     counts_BE = torch.empty((programs, num_experts + 1), dtype=torch.int32, device=expert_ids_TK.device)
     args = (expert_ids_TK, counts_BE, T, tokens)
-    constants = {"E": num_experts, "K": K, **tile.constants}
+    constants = {"E": num_experts, "K": K, "ASCEND": target.ascend, **tile.constants}
     launch(_id_count_kernel, target, expert_ids_TK.device, programs, args, constants, tile.num_warps)
     return counts_BE
 
@@ -337,10 +346,10 @@ def _route_place_kernel(
             for k in tl.static_range(K):
                 rows = tl.sum(tl.where(_comparable(numbers, ASCEND) == k + 1, row, 0), 1) - 1
                 rows_tile = tl.where((slot == k)[None, :], rows[:, None], rows_tile)
-            tl.store(rows_ptr + at, rows_tile, mask=in_slots)
         else:
-            tl.store(rows_ptr + (token[:, None] * K + numbers - 1), row - 1, mask=numbers > 0)
-            tl.store(rows_ptr + at, -1, mask=in_slots & (ids_tile < 0))
+            rows_tile = tl.gather(row, tl.maximum(ids_tile, 0), 1) - 1
+            rows_tile = tl.where(ids_tile >= 0, rows_tile, -1)
+        tl.store(rows_ptr + at, rows_tile, mask=in_slots)
 
 
 @triton.jit
@@ -373,7 +382,13 @@ def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, cap
     row_of_slot_TK = torch.empty((T, K), dtype=torch.int32, device=expert_ids_TK.device)
     meta = torch.empty(5 * E + 1, dtype=torch.int32, device=expert_ids_TK.device)
     args = (expert_ids_TK, counts_BE, row_of_slot_TK, meta, T, ceil_div(T, programs), programs, capacity)
-    constants = {"E": E, "K": K, "MULTIPLE": 1 if capacity else pad_multiple, "BINNED": capacity > 0}
+    constants = {
+        "E": E,
+        "K": K,
+        "ASCEND": target.ascend,
+        "MULTIPLE": 1 if capacity else pad_multiple,
+        "BINNED": capacity > 0,
+    }
     constants |= {**tile.constants, "COUNT_ROWS": tile.count_rows, "PROGRAMS": next_power_of_two(programs)}
     launch(_route_place_kernel, target, meta.device, programs, args, constants, tile.num_warps)
     return row_of_slot_TK, meta
@@ -382,3 +397,9 @@ def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, cap
 def _unit_stride(values_TE: Tensor) -> Tensor:
     """Rows may lie apart, elements of a row may not: copy what is laid out otherwise."""
     return values_TE if values_TE.stride(1) == 1 else values_TE.contiguous()
+
+
+def _is_words(map_TE: Tensor) -> bool:
+    """Whether each row of the map is a number of aligned 64-bit words of eight bools."""
+    aligned = map_TE.data_ptr() % EXPERTS_OF_WORD == 0 and map_TE.stride(0) % EXPERTS_OF_WORD == 0
+    return map_TE.dtype == torch.bool and map_TE.shape[1] % EXPERTS_OF_WORD == 0 and aligned

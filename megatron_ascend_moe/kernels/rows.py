@@ -11,9 +11,9 @@ where the Unified Buffer allows; a slot without a row is skipped by a scalar bra
 becomes an unlocked read-modify-write of the destination. What remains element by element are the scalars that ride
 along: their rows are scattered, so each is an element of its own, once a route and outside the loop over columns.
 
-CUDA: one program a token and tile of columns (of the backward: a token, whose dots span the row), so that enough
-loads and stores are in flight; row numbers come from memory (the cache); the K loads of a token are masked instead of
-branched around, so that none waits for another; pad rows have programs of their own, last in the grid.
+CUDA: one program a token, and in permute a tile of its columns too, so that enough loads and stores are in flight;
+row numbers come from memory (the cache); the K loads of a combine are masked instead of branched around, so that none
+waits for another; pad rows have programs of their own, last in the grid.
 """
 
 from typing import NamedTuple
@@ -158,7 +158,7 @@ def permute_rows(
         scalars_P = torch.empty(num_rows, dtype=torch.float32, device=x_TH.device)
     args = (x_TH, row_of_slot_TK, scalars_TK, counts_E, padded_bins_E, rows_PH, scalars_P)
     args += (x_TH.stride(0), T, E, grid.token_programs, grid.first_pad_program, grid.parts)
-    constants = {"H": H, "K": K, "HAS_SCALARS": scalars_TK is not None, **tile.constants}
+    constants = {"H": H, "K": K, "ASCEND": target.ascend, "HAS_SCALARS": scalars_TK is not None, **tile.constants}
     launch(_permute_rows_kernel, target, x_TH.device, grid.programs, args, constants, tile.num_warps)
     return rows_PH, scalars_P
 
@@ -212,26 +212,25 @@ def _combine_rows_kernel(
                             gathered = tl.where(slot == k, tl.load(scalars_ptr + row), gathered)
                     tl.store(scalars_out_ptr + (first + i) * K + slot, gathered, mask=slot < K)
     else:
-        TILES: tl.constexpr = (H + COLUMNS - 1) // COLUMNS
-        for item in range(tl.program_id(0), T * TILES, tl.num_programs(0)):
-            token = item // TILES
-            in_tile = (item % TILES) * COLUMNS + column
-            total = tl.zeros([COLUMNS], tl.float32)
-            for k in tl.static_range(K):
-                row = tl.load(row_of_slot_ptr + token * K + k)
-                at = rows_ptr + row.to(tl.int64) * rows_stride + in_tile
-                term = tl.load(at, mask=(in_tile < H) & (row >= 0), other=0.0, eviction_policy="evict_first")
-                term = term.to(tl.float32)
-                if HAS_WEIGHTS:
-                    term *= tl.load(weights_ptr + token * K + k, mask=row >= 0, other=0.0)
-                total += term
-            out_at = out_ptr + tl.cast(token, tl.int64) * H + in_tile
-            tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=in_tile < H)
+        for token in range(tl.program_id(0), T, tl.num_programs(0)):
+            out_at = out_ptr + tl.cast(token, tl.int64) * H
+            for start in range(0, H, COLUMNS):
+                in_row = start + column < H
+                total = tl.zeros([COLUMNS], tl.float32)
+                for k in tl.static_range(K):
+                    row = tl.load(row_of_slot_ptr + token * K + k)
+                    at = rows_ptr + row.to(tl.int64) * rows_stride + start + column
+                    term = tl.load(at, mask=in_row & (row >= 0), other=0.0, eviction_policy="evict_first")
+                    term = term.to(tl.float32)
+                    if HAS_WEIGHTS:
+                        term *= tl.load(weights_ptr + token * K + k, mask=row >= 0, other=0.0)
+                    total += term
+                rounded = total.to(out_ptr.dtype.element_ty)
+                tl.store(out_at + start + column, rounded, mask=in_row, cache_modifier=".cs")
             if HAS_SCALARS:
-                if item % TILES == 0:
-                    rows = tl.load(row_of_slot_ptr + token * K + slot, mask=slot < K, other=-1)
-                    gathered = tl.load(scalars_ptr + rows, mask=rows >= 0, other=0.0)
-                    tl.store(scalars_out_ptr + token * K + slot, gathered, mask=slot < K)
+                rows = tl.load(row_of_slot_ptr + token * K + slot, mask=slot < K, other=-1)
+                gathered = tl.load(scalars_ptr + rows, mask=rows >= 0, other=0.0)
+                tl.store(scalars_out_ptr + token * K + slot, gathered, mask=slot < K)
 
 
 def combine_rows(
@@ -254,9 +253,9 @@ def combine_rows(
     scalars_TK = None
     if scalars_P is not None:
         scalars_TK = torch.empty((T, K), dtype=torch.float32, device=rows_PH.device)
-    grid = _grid(target, T * ceil_div(H, tile.columns))
+    grid = _grid(target, T)
     args = (rows_PH, row_of_slot_TK, weights_TK, scalars_P, out_TH, scalars_TK, rows_PH.stride(0), T)
-    constants = {"H": H, "K": K, "SLOTS": tile.slots, "HAS_WEIGHTS": weights_TK is not None}
+    constants = {"H": H, "K": K, "ASCEND": target.ascend, "SLOTS": tile.slots, "HAS_WEIGHTS": weights_TK is not None}
     constants |= {"HAS_SCALARS": scalars_P is not None, **tile.constants}
     launch(_combine_rows_kernel, target, rows_PH.device, grid.programs, args, constants, tile.num_warps)
     return out_TH, scalars_TK
@@ -313,21 +312,20 @@ def _combine_rows_backward_kernel(
                 tl.store(grad_weights_ptr + (first + i) * K + slot, dots, mask=slot < K)
     elif program < token_programs:
         for token in range(program, T, token_programs):
-            rows = tl.load(row_of_slot_ptr + token * K + slot, mask=slot < K, other=-1)
+            grad_at = grad_ptr + tl.cast(token, tl.int64) * grad_stride
             dots = tl.zeros([SLOTS], tl.float32)
             for start in range(0, H, COLUMNS):
                 in_row = start + column < H
-                grad_at = grad_ptr + tl.cast(token, tl.int64) * grad_stride + start + column
-                grad = tl.load(grad_at, mask=in_row, other=0.0).to(tl.float32)
-                rows_at = rows_ptr + rows.to(tl.int64)[:, None] * rows_stride + (start + column)[None, :]
-                values = tl.load(rows_at, mask=(rows >= 0)[:, None] & in_row[None, :], other=0.0)
-                dots += tl.sum(values.to(tl.float32) * grad[None, :], 1)
+                grad = tl.load(grad_at + start + column, mask=in_row, other=0.0).to(tl.float32)
                 for k in tl.static_range(K):
                     row = tl.load(row_of_slot_ptr + token * K + k)
                     if row >= 0:
+                        row_at = rows_ptr + row.to(tl.int64) * rows_stride + start + column
+                        values = tl.load(row_at, mask=in_row, other=0.0).to(tl.float32)
                         scaled = grad * tl.load(weights_ptr + token * K + k)
                         grad_row_at = grad_rows_ptr + row.to(tl.int64) * H + start + column
                         tl.store(grad_row_at, scaled.to(grad_rows_ptr.dtype.element_ty), mask=in_row)
+                        dots = tl.where(slot == k, dots + tl.sum(grad * values, 0), dots)
             tl.store(grad_weights_ptr + token * K + slot, dots, mask=slot < K)
     if program >= first_pad_program:
         _zero_pad_rows(grad_rows_ptr, None, counts_ptr, padded_bins_ptr, first_pad_program, parts, E, H, COLUMNS, False)
@@ -358,7 +356,7 @@ def combine_rows_backward(
     args = (grad_TH, rows_PH, row_of_slot_TK, weights_TK, counts_E, padded_bins_E, grad_rows_PH, grad_weights_TK)
     args += (grad_TH.stride(0), rows_PH.stride(0), T, E)
     args += (grid.token_programs, grid.first_pad_program, grid.parts)
-    constants = {"H": H, "K": K, "SLOTS": tile.slots, **tile.constants}
+    constants = {"H": H, "K": K, "ASCEND": target.ascend, "SLOTS": tile.slots, **tile.constants}
     launch(_combine_rows_backward_kernel, target, rows_PH.device, grid.programs, args, constants, tile.num_warps)
     return grad_rows_PH, grad_weights_TK
 
