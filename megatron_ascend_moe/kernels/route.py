@@ -390,7 +390,8 @@ def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, cap
         "BINNED": capacity > 0,
     }
     constants |= {**tile.constants, "COUNT_ROWS": tile.count_rows, "PROGRAMS": next_power_of_two(programs)}
-    launch(_route_place_kernel, target, meta.device, programs, args, constants, tile.num_warps)
+    num_warps = tile.num_warps if programs <= 128 else tile.num_warps // 2  # two programs a multiprocessor then
+    launch(_route_place_kernel, target, meta.device, programs, args, constants, max(num_warps, 1))
     return row_of_slot_TK, meta
 
 
