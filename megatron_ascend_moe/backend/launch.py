@@ -8,6 +8,7 @@ import torch
 from megatron_ascend_moe.backend.device import Target
 
 MAX_PROGRAMS = 65_535  # Ascend's limit on a launch grid, kept on CUDA too: kernels loop
+MAX_INT32 = 2**31 - 1
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -39,19 +40,43 @@ def launch(
     constants: dict[str, Any],
     num_warps: int,
 ) -> None:
-    """Launch `programs` programs of `kernel` on `device`; `constants` are its constexpr arguments, to which
-    ASCEND, the form, is added.
+    """Launch `programs` programs of `kernel` on `device`; `constants` are its constexpr arguments.
 
     Sums are never fused into multiply-adds, so that every device rounds as the plain-torch twin does.
     """
     if not 1 <= programs <= MAX_PROGRAMS:
         raise ValueError(f"launch grid of {programs} programs: expected 1 to {MAX_PROGRAMS}")
-    options: dict[str, Any] = {}
-    if target.compiled:
-        options["enable_fp_fusion"] = False
-        options |= {"multibuffer": True} if target.ascend else {"num_warps": num_warps}
     with _current(device):
-        kernel[(programs,)](*args, **constants, ASCEND=target.ascend, **options)
+        if not target.compiled:
+            kernel[(programs,)](*args, **constants)
+        elif target.ascend:
+            kernel[(programs,)](*args, **constants, multibuffer=True, enable_fp_fusion=False)
+        else:
+            _launch_on_cuda(kernel, device, programs, args, constants, num_warps)
+
+
+_compiled: dict[tuple, tuple[Any, tuple]] = {}  # a launch's specialization -> (compiled kernel, its constants)
+
+
+def _launch_on_cuda(
+    kernel: Any, device: torch.device, programs: int, args: tuple, constants: dict[str, Any], num_warps: int
+) -> None:
+    """Launch what was compiled for arguments of this kind before. Triton's own launch derives its cache key anew each
+    time, which takes the host longer than everything else a launcher does; this key tells at least as much apart."""
+    key = (id(kernel), device.index, num_warps, *constants.values(), *map(_kind, args))
+    if key in _compiled:
+        compiled, tail = _compiled[key]
+        compiled[(programs, 1, 1)](*args, *tail)
+    else:
+        compiled = kernel[(programs,)](*args, **constants, num_warps=num_warps, enable_fp_fusion=False)
+        _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+
+
+def _kind(arg: Any) -> Any:
+    """All that Triton specializes a kernel for: type, alignment to 16, the value 1, and the width of an integer."""
+    if isinstance(arg, torch.Tensor):
+        return arg.dtype, arg.data_ptr() % 16 == 0
+    return arg if arg is None or arg == 1 else (arg % 16 == 0, arg > MAX_INT32)
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager:

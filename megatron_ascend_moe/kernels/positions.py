@@ -405,6 +405,7 @@ def _copy(x, out, indices, bin_ids, weights, bins, padded_bins, capacity, num_ro
             x.stride(0), indices.numel(), bins.numel(), capacity, num_rows,
         ),
         {
+            "ASCEND": target.ascend,
             "BLOCK": tile.block,
             "ROWS": tile.rows,
             "COLUMNS": tile.columns,
@@ -433,6 +434,7 @@ def _weight_gradient(x, grad, indices, bin_ids, bins, padded_bins, capacity, top
         _programs(target, tile, positions),
         (x, grad, by_position, indices, bin_ids, bins, padded_bins, x.stride(0), grad.stride(0), positions, capacity),
         {
+            "ASCEND": target.ascend,
             "BLOCK": tile.block,
             "COLUMNS": tile.columns,
             "H": x.shape[1],

@@ -10,7 +10,8 @@ keeps the route of slot k and a sum over the experts reads it out. No element is
 What shaped this for Ascend: integer vector compares fall back to scalar code, so expert ids and slot numbers (at
 most 4,096, exact in fp32) are compared as fp32, while row numbers stay int32; scattered element accesses have no
 vector form, so the (tokens, K) arrays are read and written as tiles, where CUDA reads and writes their columns;
-the grid is one program a vector core.
+the grid is one program a vector core. CUDA spares the K reductions: it stores each route to its slot, and gathers
+the rows of the slots out of the tile; `route_words` has the adapter's fast path.
 """
 
 import torch
@@ -27,7 +28,8 @@ from megatron_ascend_moe.kernels.checks import (
     check_routing_map,
     check_slots,
 )
-from megatron_ascend_moe.kernels.tuning import route_tile
+from megatron_ascend_moe.kernels.route_words import EXPERTS_OF_WORD, route_count_words_kernel
+from megatron_ascend_moe.kernels.tuning import route_programs, route_tile
 
 
 @triton.jit
@@ -88,31 +90,39 @@ def _route_count_kernel(
         routed = routed.to(tl.int32)
         probs_at += local[:, None] * probs_stride + expert[None, :]
         if DROP_ZERO or ASCEND:
-            probs = tl.load(probs_at, mask=in_tile, other=0.0).to(tl.float32)
+            probs = tl.load(probs_at, mask=in_tile, other=0.0)
+            if ASCEND:
+                probs = probs.to(tl.float32)
             if DROP_ZERO:
                 routed = tl.where(probs == 0.0, 0, routed)
         else:
-            probs = tl.load(probs_at, mask=in_tile & (routed != 0), other=0.0).to(tl.float32)
+            probs = tl.load(probs_at, mask=in_tile & (routed != 0), other=0.0)
+        probs = probs.to(tl.float32)
 
+        routes = tl.sum(routed, 1)
         number = _comparable(tl.cumsum(routed, 1) * routed, ASCEND)  # 1 + slot of a route, 0 elsewhere
         count += tl.sum(tl.where(number <= K, routed, 0), 0)
-        overflow += tl.minimum(tl.maximum(tl.sum(routed, 1) - K, 0), 1)
-        ids_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
-        probs_tile = tl.zeros([TOKENS, SLOTS], tl.float32)
-        for k in tl.static_range(K):
-            ids = tl.sum(tl.where(number == k + 1, expert[None, :] + 1, 0), 1) - 1
-            values = tl.sum(tl.where(number == k + 1, probs, 0.0), 1)
-            if ASCEND:
+        overflow += tl.minimum(tl.maximum(routes - K, 0), 1)
+        at = token[:, None] * K + slot[None, :]
+        in_slots = in_range[:, None] & (slot < K)[None, :]
+        if ASCEND:
+            ids_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
+            probs_tile = tl.zeros([TOKENS, SLOTS], tl.float32)
+            for k in tl.static_range(K):
+                ids = tl.sum(tl.where(number == k + 1, expert[None, :] + 1, 0), 1) - 1
+                values = tl.sum(tl.where(number == k + 1, probs, 0.0), 1)
                 ids_tile = tl.where((slot == k)[None, :], ids[:, None], ids_tile)
                 probs_tile = tl.where((slot == k)[None, :], values[:, None], probs_tile)
-            else:
-                tl.store(ids_out_ptr + token * K + k, ids, mask=in_range)
-                tl.store(probs_out_ptr + token * K + k, values, mask=in_range)
-        if ASCEND:
-            at = token[:, None] * K + slot[None, :]
-            in_slots = in_range[:, None] & (slot < K)[None, :]
             tl.store(ids_out_ptr + at, ids_tile, mask=in_slots)
             tl.store(probs_out_ptr + at, probs_tile, mask=in_slots)
+        else:
+            kept = (number > 0) & (number <= K)
+            slot_at = token[:, None] * K + number - 1
+            tl.store(ids_out_ptr + slot_at, tl.broadcast_to(expert[None, :], [TOKENS, EXPERTS]), mask=kept)
+            tl.store(probs_out_ptr + slot_at, probs, mask=kept)
+            empty = in_slots & (slot[None, :] >= routes[:, None])
+            tl.store(ids_out_ptr + at, -1, mask=empty)
+            tl.store(probs_out_ptr + at, 0.0, mask=empty)
     tl.store(counts_ptr + program * (E + 1) + expert, count, mask=expert < E)
     tl.store(counts_ptr + program * (E + 1) + E, tl.sum(overflow, 0))
 
@@ -129,16 +139,24 @@ def route_count(
     if target.ascend and probs_TE.dtype == torch.float64:
         probs_TE = probs_TE.to(torch.float32)  # the vector unit has no fp64; the result is fp32 all the same
     probs_TE, routing_map_TE = _unit_stride(probs_TE), _unit_stride(routing_map_TE)
-    tile = route_tile(target, E, topk, "route_count")
-    programs, tokens = token_ranges(T, tile.programs)
+    by_words = not target.ascend and not drop_zero_probs and _is_words(routing_map_TE)
+    tile = route_tile(target, E, topk, "route_count_words" if by_words else "route_count")
+    programs, tokens = token_ranges(T, route_programs(target, T, E))
     probs_TK = torch.empty((T, topk), dtype=torch.float32, device=probs_TE.device)
     expert_ids_TK = torch.empty((T, topk), dtype=torch.int32, device=probs_TE.device)
     counts_BE = torch.empty((programs, E + 1), dtype=torch.int32, device=probs_TE.device)
     is_bool = routing_map_TE.dtype == torch.bool
-    args = (probs_TE, routing_map_TE.view(torch.uint8) if is_bool else routing_map_TE)
-    args += (probs_TK, expert_ids_TK, counts_BE, probs_TE.stride(0), routing_map_TE.stride(0), T, tokens)
-    constants = {"E": E, "K": topk, "MAP_IS_BOOL": is_bool, "DROP_ZERO": drop_zero_probs, **tile.constants}
-    launch(_route_count_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
+    if is_bool:
+        routing_map_TE = routing_map_TE.view(torch.int64 if by_words else torch.uint8)
+    args = (probs_TE, routing_map_TE, probs_TK, expert_ids_TK, counts_BE)
+    args += (probs_TE.stride(0), routing_map_TE.stride(0), T, tokens)
+    if by_words:
+        constants = {"E": E, "K": topk, "WORDS": tile.experts, "SLOTS": tile.slots, "TOKENS": tile.tokens}
+        launch(route_count_words_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
+    else:
+        constants = {"E": E, "K": topk, "MAP_IS_BOOL": is_bool, "DROP_ZERO": drop_zero_probs, **tile.constants}
+        constants["ASCEND"] = target.ascend
+        launch(_route_count_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
     return probs_TK, expert_ids_TK, counts_BE
 
 
@@ -180,9 +198,7 @@ def _route_count_backward_kernel(
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=in_range[:, None] & (expert < E)[None, :])
 
 
-def route_count_backward(
-    grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_experts: int, dtype: torch.dtype
-) -> Tensor:
+def route_count_backward(grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_experts: int, dtype: torch.dtype) -> Tensor:
     """See `reference.route_count_backward`. One launch; traffic: 8 T K in and T E of `dtype` out."""
     if dtype not in PROB_DTYPES:
         raise ValueError(f"gradient of dtype {dtype}: expected one of {PROB_DTYPES}")
@@ -192,26 +208,26 @@ def route_count_backward(
     target = target_of(grad_probs_TK.device)
     written = torch.float32 if target.ascend and dtype == torch.float64 else dtype
     tile = route_tile(target, num_experts, K, "route_count_backward")
-    programs, tokens = token_ranges(T, tile.programs if target.ascend else ceil_div(max(T, 1), tile.tokens))
+    programs, tokens = token_ranges(T, target.cores if target.ascend else ceil_div(max(T, 1), tile.tokens))
     grad_TE = torch.empty((T, num_experts), dtype=written, device=grad_probs_TK.device)
     args = (grad_probs_TK, expert_ids_TK, grad_TE, T, tokens)
-    constants = {"E": num_experts, "K": K, **tile.constants}
+    constants = {"E": num_experts, "K": K, "ASCEND": target.ascend, **tile.constants}
     launch(_route_count_backward_kernel, target, grad_TE.device, programs, args, constants, tile.num_warps)
     return grad_TE.to(dtype)
 
 
 @triton.jit
-def _one_hot(ids_ptr, token, in_range, slot, expert, K: tl.constexpr, ASCEND: tl.constexpr):
-    """(tile, one_hot): the (tokens, SLOTS) tile of ids and its (tokens, EXPERTS) int32 indicator of routes."""
-    at = token[:, None] * K + slot[None, :]
+def _slot_numbers(ids_ptr, token, in_range, slot, expert, K: tl.constexpr, ASCEND: tl.constexpr):
+    """(ids, numbers): the (tokens, SLOTS) tile of ids, and for each token and expert 1 + the slot that routes the
+    one to the other, 0 where none does: (tokens, EXPERTS) int32."""
     in_slots = in_range[:, None] & (slot < K)[None, :]
-    tile = tl.load(ids_ptr + at, mask=in_slots, other=-1) if ASCEND else at
-    routed = tl.zeros([token.shape[0], expert.shape[0]], tl.int32)
+    ids_tile = tl.load(ids_ptr + (token[:, None] * K + slot[None, :]), mask=in_slots, other=-1)
+    numbers = tl.zeros([token.shape[0], expert.shape[0]], tl.int32)
     for k in tl.static_range(K):
-        ids = _slot_column(ids_ptr, tile, slot, token, in_range, k, K, ASCEND)
+        ids = _slot_column(ids_ptr, ids_tile, slot, token, in_range, k, K, ASCEND)
         mine = _comparable(ids, ASCEND)[:, None] == _comparable(expert, ASCEND)[None, :]
-        routed = tl.where(mine, 1, routed)
-    return tile, routed
+        numbers = tl.where(mine, k + 1, numbers)
+    return ids_tile, numbers
 
 
 @triton.jit(do_not_specialize=["T", "tokens"])
@@ -235,8 +251,8 @@ def _id_count_kernel(
     count = tl.zeros([EXPERTS], tl.int32)
     for start in range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
-        _, routed = _one_hot(ids_ptr, token, token < last, slot, expert, K, ASCEND)
-        count += tl.sum(routed, 0)
+        _, numbers = _slot_numbers(ids_ptr, token, token < last, slot, expert, K, ASCEND)
+        count += tl.sum(tl.minimum(numbers, 1), 0)
     tl.store(counts_ptr + program * (E + 1) + expert, count, mask=expert < E)
     tl.store(counts_ptr + program * (E + 1) + E, 0)
 
@@ -247,10 +263,10 @@ def id_count(expert_ids_TK: Tensor, num_experts: int) -> Tensor:
     check_route_sizes(T, num_experts, K)
     target = target_of(expert_ids_TK.device)
     tile = route_tile(target, num_experts, K, "id_count")
-    programs, tokens = token_ranges(T, tile.programs)
+    programs, tokens = token_ranges(T, route_programs(target, T, num_experts))
     counts_BE = torch.empty((programs, num_experts + 1), dtype=torch.int32, device=expert_ids_TK.device)
     args = (expert_ids_TK, counts_BE, T, tokens)
-    constants = {"E": num_experts, "K": K, **tile.constants}
+    constants = {"E": num_experts, "K": K, "ASCEND": target.ascend, **tile.constants}
     launch(_id_count_kernel, target, expert_ids_TK.device, programs, args, constants, tile.num_warps)
     return counts_BE
 
@@ -316,24 +332,24 @@ def _route_place_kernel(
     for start in range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
         in_range = token < last
-        ids_tile, routed = _one_hot(ids_ptr, token, in_range, slot, expert, K, ASCEND)
+        ids_tile, numbers = _slot_numbers(ids_ptr, token, in_range, slot, expert, K, ASCEND)
+        routed = tl.minimum(numbers, 1)
         rank = before[None, :] + tl.cumsum(routed, 0) - routed
         before += tl.sum(routed, 0)
         row = start_row[None, :] + rank + 1  # 0 is left for "no row"
         if BINNED:
             row *= tl.minimum(tl.maximum(capacity - rank, 0), 1)
-        rows_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
-        for k in tl.static_range(K):
-            ids = _slot_column(ids_ptr, ids_tile, slot, token, in_range, k, K, ASCEND)
-            mine = _comparable(ids, ASCEND)[:, None] == _comparable(expert, ASCEND)[None, :]
-            rows = tl.sum(tl.where(mine, row, 0), 1) - 1
-            if ASCEND:
-                rows_tile = tl.where((slot == k)[None, :], rows[:, None], rows_tile)
-            else:
-                tl.store(rows_ptr + token * K + k, rows, mask=in_range)
+        at = token[:, None] * K + slot[None, :]
+        in_slots = in_range[:, None] & (slot < K)[None, :]
         if ASCEND:
-            in_slots = in_range[:, None] & (slot < K)[None, :]
-            tl.store(rows_ptr + (token[:, None] * K + slot[None, :]), rows_tile, mask=in_slots)
+            rows_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
+            for k in tl.static_range(K):
+                rows = tl.sum(tl.where(_comparable(numbers, ASCEND) == k + 1, row, 0), 1) - 1
+                rows_tile = tl.where((slot == k)[None, :], rows[:, None], rows_tile)
+        else:
+            rows_tile = tl.gather(row, tl.maximum(ids_tile, 0), 1) - 1
+            rows_tile = tl.where(ids_tile >= 0, rows_tile, -1)
+        tl.store(rows_ptr + at, rows_tile, mask=in_slots)
 
 
 @triton.jit
@@ -346,9 +362,7 @@ def _round_up(count, MULTIPLE: tl.constexpr):
         return (count + (MULTIPLE - 1)) // MULTIPLE * MULTIPLE
 
 
-def route_place(
-    expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, capacity: int
-) -> tuple[Tensor, Tensor]:
+def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, capacity: int) -> tuple[Tensor, Tensor]:
     """See `reference.route_place`; the counts' programs own ceil(T / B) consecutive tokens each.
 
     One launch; traffic: 8 T K, and counts_BE once per program (from the cache).
@@ -368,12 +382,25 @@ def route_place(
     row_of_slot_TK = torch.empty((T, K), dtype=torch.int32, device=expert_ids_TK.device)
     meta = torch.empty(5 * E + 1, dtype=torch.int32, device=expert_ids_TK.device)
     args = (expert_ids_TK, counts_BE, row_of_slot_TK, meta, T, ceil_div(T, programs), programs, capacity)
-    constants = {"E": E, "K": K, "MULTIPLE": 1 if capacity else pad_multiple, "BINNED": capacity > 0}
+    constants = {
+        "E": E,
+        "K": K,
+        "ASCEND": target.ascend,
+        "MULTIPLE": 1 if capacity else pad_multiple,
+        "BINNED": capacity > 0,
+    }
     constants |= {**tile.constants, "COUNT_ROWS": tile.count_rows, "PROGRAMS": next_power_of_two(programs)}
-    launch(_route_place_kernel, target, meta.device, programs, args, constants, tile.num_warps)
+    num_warps = tile.num_warps if programs <= 128 else tile.num_warps // 2  # two programs a multiprocessor then
+    launch(_route_place_kernel, target, meta.device, programs, args, constants, max(num_warps, 1))
     return row_of_slot_TK, meta
 
 
 def _unit_stride(values_TE: Tensor) -> Tensor:
     """Rows may lie apart, elements of a row may not: copy what is laid out otherwise."""
     return values_TE if values_TE.stride(1) == 1 else values_TE.contiguous()
+
+
+def _is_words(map_TE: Tensor) -> bool:
+    """Whether each row of the map is a number of aligned 64-bit words of eight bools."""
+    aligned = map_TE.data_ptr() % EXPERTS_OF_WORD == 0 and map_TE.stride(0) % EXPERTS_OF_WORD == 0
+    return map_TE.dtype == torch.bool and map_TE.shape[1] % EXPERTS_OF_WORD == 0 and aligned

@@ -14,12 +14,11 @@ ASCEND_LANES = 32  # experts of a tile are a multiple: one 32-byte block of the 
 
 @dataclass(frozen=True)
 class RouteTile:
-    """A (tokens, experts) tile of a routing kernel and the most programs it is worth splitting tokens over."""
+    """A (tokens, experts) tile of a routing kernel, and how many programs' counts are read at a time."""
 
     experts: int
     slots: int
     tokens: int
-    programs: int
     count_rows: int
     num_warps: int
 
@@ -30,22 +29,17 @@ class RouteTile:
 
 @dataclass(frozen=True)
 class RowTile:
-    """Columns of a row moved at a time, tokens of a block, and workers that share one expert's pad rows."""
+    """Columns of a row moved at a time, and on Ascend tokens whose slots are held at a time."""
 
     columns: int
     tokens: int
     block_slots: int
     slots: int
-    parts: int
     num_warps: int
 
     @property
-    def token_constants(self) -> dict[str, Any]:
-        return {"COLUMNS": self.columns, "TOKENS": self.tokens, "BLOCK_SLOTS": self.block_slots}
-
-    @property
     def constants(self) -> dict[str, Any]:
-        return {**self.token_constants, "PARTS": self.parts}
+        return {"COLUMNS": self.columns, "TOKENS": self.tokens, "BLOCK_SLOTS": self.block_slots}
 
 
 def _width(target: Target, n: int, lanes: int) -> int:
@@ -65,9 +59,7 @@ def route_tile(target: Target, E: int, K: int, kernel: str) -> RouteTile:
         ValueError: one token's experts do not fit the Unified Buffer.
     """
     if not target.ascend:
-        experts = max(2, next_power_of_two(E))  # Triton-Ascend's interpreter cannot scan a single element
-        tokens = max(1, min(32, 8192 // experts))
-        return RouteTile(experts, next_power_of_two(K), tokens, 128, max(1, min(16, 4096 // experts)), 4)
+        return _cuda_route_tile(E, K, kernel)
     experts, slots = _width(target, E, ASCEND_LANES), _width(target, K, 8)
     tokens = plan_tokens(
         experts * _ROUTE_TILE_BYTES[kernel] + slots * 24,
@@ -76,7 +68,27 @@ def route_tile(target: Target, E: int, K: int, kernel: str) -> RouteTile:
         kernel=kernel,
         max_tokens=ASCEND_BLOCK_TOKENS,
     )
-    return RouteTile(experts, slots, tokens, target.cores, 1, 1)
+    return RouteTile(experts, slots, tokens, 1, 1)
+
+
+def route_programs(target: Target, T: int, E: int) -> int:
+    """The most programs it is worth splitting T tokens over: each of them rescans the counts of all when it places."""
+    if target.ascend:
+        return target.cores
+    return 128 if T * E <= 2**22 else 256
+
+
+def _cuda_route_tile(E: int, K: int, kernel: str) -> RouteTile:
+    """Measured on an H200: one wave of programs, tiles that stay in registers."""
+    slots = next_power_of_two(K)
+    if kernel == "route_count_words":
+        words = max(2, next_power_of_two(ceil_div(E, 8)))
+        return RouteTile(words, slots, max(1, min(32, 16384 // (slots * words))), 1, 8)
+    experts = max(2, next_power_of_two(E))  # Triton-Ascend's interpreter cannot scan a single element
+    if kernel == "route_count_backward":
+        return RouteTile(experts, slots, max(1, min(64, 2048 // experts)), 1, 4)
+    elements = max(1, 8192 // experts)
+    return RouteTile(experts, slots, min(64 if E <= 32 else 32, elements), min(64, elements), 8)
 
 
 # Live row buffers by kernel: those a DMA fills or drains, and fp32 rows that vector instructions work on.
@@ -91,11 +103,35 @@ def row_tile(kernel: str, target: Target, H: int, K: int, itemsize: int) -> RowT
         ValueError: the row buffers do not fit the Unified Buffer.
     """
     if not target.ascend:
-        return RowTile(min(next_power_of_two(H), 4096), 1, 1, next_power_of_two(K), 8 if target.compiled else 2, 4)
+        columns, num_warps = _cuda_row_tile(kernel, H, K, itemsize)
+        return RowTile(columns, 1, 1, next_power_of_two(K), num_warps)
     rows, fp32_rows = _ROW_BUFFERS[kernel]
     block_slots = _width(target, ASCEND_BLOCK_TOKENS * K, 8)
     buffers = RowBuffers(rows=rows, fp32_rows=fp32_rows, vector_bytes=2 * 4 * block_slots)
     plan = plan_rows(H, itemsize, target.ub_bytes, buffers, kernel=kernel)
     columns = plan.block_x if target.any_tile_width else next_power_of_two(plan.block_x)
-    parts = 1
-    return RowTile(columns, ASCEND_BLOCK_TOKENS, block_slots, _width(target, K, 8), parts, 1)
+    return RowTile(columns, ASCEND_BLOCK_TOKENS, block_slots, _width(target, K, 8), 1)
+
+
+def _cuda_row_tile(kernel: str, H: int, K: int, itemsize: int) -> tuple[int, int]:
+    """(columns, warps) of a row kernel on CUDA: the best of a sweep on an H200, by kernel, K and element size."""
+    widest, num_warps = _CUDA_ROW_TILES[kernel, "few" if K <= 2 else "many", itemsize]
+    columns = min(next_power_of_two(H), widest)
+    return columns, max(1, min(num_warps, columns * itemsize // (16 * 32)))
+
+
+# (kernel, slots, bytes of an element): (columns, warps); many rows a token leave fewer registers to each.
+_CUDA_ROW_TILES = {
+    ("permute_rows", "few", 2): (1024, 4),
+    ("permute_rows", "few", 4): (1024, 8),
+    ("permute_rows", "many", 2): (2048, 8),
+    ("permute_rows", "many", 4): (1024, 8),
+    ("combine_rows", "few", 2): (4096, 8),
+    ("combine_rows", "few", 4): (2048, 8),
+    ("combine_rows", "many", 2): (2048, 8),
+    ("combine_rows", "many", 4): (1024, 8),
+    ("combine_rows_backward", "few", 2): (8192, 4),
+    ("combine_rows_backward", "few", 4): (8192, 8),
+    ("combine_rows_backward", "many", 2): (8192, 4),
+    ("combine_rows_backward", "many", 4): (8192, 8),
+}

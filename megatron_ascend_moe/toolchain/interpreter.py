@@ -31,6 +31,7 @@ def register() -> None:
     semantic.insert_slice = _insert_slice
     semantic.extract_slice = _extract_slice
     semantic.get_element = _get_element
+    semantic.gather = _gather  # Triton-Ascend's refuses int32, which kernels in their CUDA form gather
     semantic.compile_hint = _ignore_hint
 
 
@@ -146,6 +147,13 @@ def _extract_slice(ful, offsets, sizes, strides, builder):
     data = ful.handle.data
     cut = data[_window(data.shape, offsets, sizes, strides)].copy()
     return _tensor(cut, ful.handle.dtype, tl.block_type(ful.type.scalar, list(cut.shape)))
+
+
+def _gather(src, index, axis, builder):
+    import triton.language as tl
+
+    data = np.take_along_axis(src.handle.data, index.handle.data, _integer(axis))
+    return _tensor(data, src.handle.dtype, tl.block_type(src.type.scalar, list(data.shape)))
 
 
 def _get_element(src, indice, builder):

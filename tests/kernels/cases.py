@@ -61,9 +61,7 @@ class Layout:
 
 
 def layout(case: Case, device) -> Layout:
-    probs_TK, ids_TK, counts_BE = reference.route_count(
-        probabilities(case, device), routing_map(case, device), case.K
-    )
+    probs_TK, ids_TK, counts_BE = reference.route_count(probabilities(case, device), routing_map(case, device), case.K)
     row_of_slot_TK, meta = reference.route_place(ids_TK, counts_BE, case.M, case.C)
     vectors = meta[: 5 * case.E].view(5, case.E)
     padded_bins_E = vectors[reference.PADDED_BINS]

@@ -83,8 +83,7 @@ def test_random_maps_equal_the_twin(triton_kernels, twin, device, data):
     assert torch.equal(got[2].sum(0), expected[2][0])
     assert torch.equal(triton_kernels.id_count(got[1], case.E)[:, :-1].sum(0), expected[2][0, :-1])
     placed, expected_place = (
-        k.route_place(ids, counts, case.M, case.C)
-        for k, (_, ids, counts) in ((triton_kernels, got), (twin, expected))
+        k.route_place(ids, counts, case.M, case.C) for k, (_, ids, counts) in ((triton_kernels, got), (twin, expected))
     )
     assert torch.equal(placed[0], expected_place[0])
     assert torch.equal(placed[1], expected_place[1])
@@ -132,7 +131,9 @@ def test_golden_capacity(implementation, device):
         assert row_of_slot_TK.tolist() == [[0, 2], [1, 3], [-1, 4], [-1, 5]]  # assignments 4 and 6 are dropped
 
 
-@pytest.mark.parametrize("counts, multiple, padded", [([3, 2, 2, 1, 0, 0], 4, [4, 4, 4, 4, 0, 0]), ([44, 0, 1], 32, [64, 0, 32])])
+@pytest.mark.parametrize(
+    "counts, multiple, padded", [([3, 2, 2, 1, 0, 0], 4, [4, 4, 4, 4, 0, 0]), ([44, 0, 1], 32, [64, 0, 32])]
+)
 def test_golden_alignment(implementation, device, counts, multiple, padded):
     ids_TK = torch.tensor([[e] for e, n in enumerate(counts) for _ in range(n)], device=device, dtype=torch.int32)
     E = len(counts)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import TIER
 from tests.kernels.cases import Case, layout, rows
 
 SHAPES = [
@@ -67,9 +68,7 @@ def test_random_layouts_equal_the_twin(triton_kernels, twin, device, data):
 
 
 @pytest.mark.parametrize("case", [Case(T=11, E=4, K=3, H=33, M=8), Case(T=11, E=4, K=3, H=33, C=5)], ids=str)
-def test_poisoned_memory_is_overwritten_and_repeats_are_equal(
-    triton_kernels, twin, device, poisoned_memory, case
-):
+def test_poisoned_memory_is_overwritten_and_repeats_are_equal(triton_kernels, twin, device, poisoned_memory, case):
     first = check_against_twin(triton_kernels, twin, device, case)
     second = check_against_twin(triton_kernels, twin, device, case)
     assert all(not values.isnan().any() for values in first)
@@ -156,3 +155,24 @@ def test_row_kernels_refuse(triton_kernels, device):
         triton_kernels.combine_rows(x_TH, plan.row_of_slot_TK, plan.probs_TK.bfloat16())
     with pytest.raises(ValueError, match=r"grad .*\(rows, 8\)"):
         triton_kernels.combine_rows_backward(x_TH[:, :4], x_TH, plan.row_of_slot_TK, plan.probs_TK, *segments)
+
+
+@pytest.mark.skipif(TIER != "device", reason="needs a device with 20 GiB of memory")
+def test_more_elements_than_int32_counts(triton_kernels, device):
+    """299,600 rows of 7,168: the last rows lie beyond element 2^31."""
+    T, K, H = 37_450, 8, 7168
+    ids_TK = torch.arange(K, dtype=torch.int32, device=device).repeat(T, 1)
+    row_of_slot_TK, meta = triton_kernels.route_place(ids_TK, triton_kernels.id_count(ids_TK, K), 1, 0)
+    segments = (meta[4 * K : 5 * K], meta[3 * K : 4 * K])
+    x_TH = torch.randn(T, H, device=device).to(torch.bfloat16)
+    rows_PH, _ = triton_kernels.permute_rows(x_TH, row_of_slot_TK, *segments, T * K)
+    assert rows_PH.numel() > 2**31
+    assert torch.equal(rows_PH[-8:], x_TH[-8:])
+    out_TH, _ = triton_kernels.combine_rows(rows_PH, row_of_slot_TK)
+    assert torch.equal(out_TH[-8:], (x_TH[-8:].float() * 8).to(torch.bfloat16))
+    weights_TK = torch.full((T, K), 0.5, device=device)
+    args = (x_TH, rows_PH, row_of_slot_TK, weights_TK, *segments)
+    grad_rows_PH, grad_weights_TK = triton_kernels.combine_rows_backward(*args)
+    assert torch.equal(grad_rows_PH[-8:], x_TH[-8:] * 0.5)
+    expected = x_TH[-8:].float().square().sum(1, keepdim=True).expand(8, K)
+    torch.testing.assert_close(grad_weights_TK[-8:], expected, rtol=1e-4, atol=0)
