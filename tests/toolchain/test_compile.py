@@ -1,0 +1,102 @@
+"""Every kernel through Ascend's own compiler: it fits, stays double-buffered, moves rows by DMA and no row too many.
+
+No device runs here. Shapes cover each hidden size and dtype of the published models on Ascend910B3, and the widest
+on the other generations; `compiled_matrix.json` holds all shapes on all SoCs.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_ascend_moe.backend.soc import SOCS, find_soc
+from megatron_ascend_moe.backend.tiles import ub_budget
+from megatron_ascend_moe.toolchain import compile as compile_command
+from megatron_ascend_moe.toolchain.compile import compile_shape
+from megatron_ascend_moe.toolchain.model_shapes import MODEL_SHAPES
+
+# hidden size -> the model shape of that size with the most experts
+WIDEST = {}
+for shape in sorted(set(MODEL_SHAPES.values())):
+    WIDEST[shape[0]] = max(WIDEST.get(shape[0], shape), shape, key=lambda s: (s[1], s[2]))
+
+OTHER_SOCS = ("Ascend910B1", "Ascend910_9382", "Ascend910_9362")
+RUNS = {
+    **{(hidden, dtype, "Ascend910B3"): ("Ascend910B3",) for hidden in WIDEST for dtype in ("bf16", "fp32")},
+    (7168, "bf16", "other A2 and A3"): OTHER_SOCS,
+    (7168, "bf16", "A5"): ("Ascend950PR_9589",),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(compile_pool):
+    """All runs at once, so that the pool's processes share them."""
+    return {
+        key: compile_pool.submit(compile_shape, *WIDEST[key[0]], key[1], socs, run=socs[0] == "Ascend910B3")
+        for key, socs in RUNS.items()
+    }
+
+
+@pytest.mark.parametrize("key", RUNS, ids=lambda key: "-".join(map(str, key)).replace(" ", "-"))
+def test_every_kernel_obeys_the_rules(runs, key):
+    reports = runs[key].result()
+    assert {one.soc for one in reports} == set(RUNS[key])
+    assert len({one.operation for one in reports}) == len(reports) / len(RUNS[key]) == 20
+    assert {f"{one.soc} {one.operation}": one.problems for one in reports if one.problems} == {}
+    for one in reports:
+        assert 0 < one.ub_bytes <= one.ub_size == find_soc(one.soc).ub_bytes
+        assert one.dmas > 0 and not one.multibuffer_dropped
+        assert one.ub_reported == find_soc(one.soc).memory_report
+
+
+@pytest.mark.parametrize("hidden", WIDEST)
+def test_row_traffic_is_the_floor_exactly(runs, hidden):
+    for dtype in ("bf16", "fp32"):
+        moving = [one for one in runs[hidden, dtype, "Ascend910B3"].result() if one.floor_bytes]
+        assert len(moving) == 15
+        assert {one.operation: one.row_bytes for one in moving} == {one.operation: one.floor_bytes for one in moving}
+
+
+@pytest.mark.parametrize("hidden", WIDEST)
+def test_plans_keep_the_margin_for_older_compilers(runs, hidden):
+    for dtype in ("bf16", "fp32"):
+        for one in runs[hidden, dtype, "Ascend910B3"].result():
+            assert one.ub_bytes <= ub_budget(one.ub_size), one.operation
+
+
+def test_the_checked_in_matrix_covers_every_shape_and_soc():
+    matrix = json.loads(Path(__file__).with_name("compiled_matrix.json").read_text())
+    assert matrix["command"].startswith("python -m megatron_ascend_moe compile --all")
+    covered = {
+        (soc, one["hidden"], one["experts"], one["topk"], one["dtype"]) for one in matrix["kernels"] for soc in one["socs"]
+    }
+    expected = {(soc, *shape, dtype) for soc in SOCS for shape in MODEL_SHAPES.values() for dtype in ("bf16", "fp32")}
+    assert covered == expected
+    assert [one for one in matrix["kernels"] if one["problems"]] == []
+
+
+def test_a_missing_compiler_is_named_with_the_command_that_gets_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("MEGATRON_ASCEND_MOE_BISHENGIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    pytest.importorskip("triton.backends.ascend")
+    assert compile_command.main([]) == 2
+    message = capsys.readouterr().err
+    assert "no bishengir-compile (needed for Ascend910B1)" in message
+    assert "pip install --no-deps ascendnpu-ir==1.2.0" in message
+
+
+def test_a_missing_llvm_is_named_with_the_command_that_gets_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("MEGATRON_ASCEND_MOE_LLVM", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    pytest.importorskip("triton.backends.ascend")
+    pytest.importorskip("ascendnpuir")
+    assert compile_command.main([]) == 2
+    assert "no mlir-opt of LLVM 19" in (message := capsys.readouterr().err)
+    assert "apt-get install mlir-19-tools llvm-19" in message
+
+
+def test_an_unknown_soc_lists_the_known_ones(capsys):
+    with pytest.raises(SystemExit) as stop:
+        compile_command.main(["--soc", "Ascend310"])
+    assert stop.value.code == 2
+    assert "Ascend910B3" in capsys.readouterr().err
