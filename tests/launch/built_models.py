@@ -30,12 +30,20 @@ def main(store: str) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     parser = flags.megatron_parser()
     plugin.install(DispatchConfig())
+    layouts = [_parse_layout(path, parser) for path in sorted((configs.CONFIG_DIR / "parallel").glob("*.yaml"))]
     names = sorted(path.stem for path in (configs.CONFIG_DIR / "models").glob("*.yaml"))
     stock = {name: _outcome(name, parser) for name in names}
     # MLA's projections and norms are Megatron's own; only its attention product, which has no parameters, is missing
     _let_local_attention_accept_mla()
     with_mla = {name: _outcome(name, parser) for name in names}
-    print(json.dumps({"stock": stock, "with_mla": with_mla}))
+    print(json.dumps({"stock": stock, "with_mla": with_mla, "layouts": layouts}))
+
+
+def _parse_layout(path, parser) -> str:
+    """The layout's name, once Megatron's parser has taken it with the rest of a launch."""
+    base = configs.read_config(configs.CONFIG_DIR / "training.yaml")
+    flags.check_flags(configs.merge(base, configs.read_config(path)), parser)
+    return path.stem
 
 
 def _outcome(name: str, parser) -> dict:

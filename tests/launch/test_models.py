@@ -78,6 +78,10 @@ def built(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_every_layout_parses_with_megatrons_parser(built):
+    assert built["layouts"] == sorted(path.stem for path in (configs.CONFIG_DIR / "parallel").glob("*.yaml"))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_config_parses_with_megatrons_parser_and_builds_or_names_what_is_missing(built, name):
     outcome = built["stock"][name]
