@@ -29,9 +29,9 @@ from torch import Tensor
 from megatron_ascend_moe.backend.device import Target, target_of
 from megatron_ascend_moe.backend.launch import MAX_PROGRAMS, ceil_div, launch
 from megatron_ascend_moe.kernels.position_checks import check_positions
+from megatron_ascend_moe.kernels.position_tiles import PositionTile, position_tile
 from megatron_ascend_moe.kernels.positions_reference import row_of_position, row_of_slot
 from megatron_ascend_moe.kernels.rows import combine_rows
-from megatron_ascend_moe.kernels.position_tiles import PositionTile, position_tile
 
 
 @triton.jit

@@ -21,7 +21,6 @@ from megatron_ascend_moe.toolchain import locate
 from megatron_ascend_moe.toolchain.cpu import Accesses, CpuKernel
 from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, MemoryPlan, compile_for
 
-
 _serial_numbers = itertools.count()
 
 
