@@ -91,6 +91,11 @@ class Target:
     def ascend(self) -> bool:
         return self.form == "ascend"
 
+    @property
+    def has_fp64(self) -> bool:
+        """Ascend's vector cores have no fp64, and Triton-Ascend refuses it in its interpreter too."""
+        return not (self.ascend or self.any_tile_width)
+
 
 def target_of(device: torch.device) -> Target:
     """The target that runs kernels on tensors of `device`; cached."""

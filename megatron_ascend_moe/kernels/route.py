@@ -136,8 +136,8 @@ def route_count(
     """
     T, E = check_routing_map(probs_TE, routing_map_TE, topk)
     target = target_of(probs_TE.device)
-    if target.ascend and probs_TE.dtype == torch.float64:
-        probs_TE = probs_TE.to(torch.float32)  # the vector unit has no fp64; the result is fp32 all the same
+    if probs_TE.dtype == torch.float64 and not target.has_fp64:
+        probs_TE = probs_TE.to(torch.float32)  # the result is fp32 all the same
     probs_TE, routing_map_TE = _unit_stride(probs_TE), _unit_stride(routing_map_TE)
     by_words = not target.ascend and not drop_zero_probs and _is_words(routing_map_TE)
     tile = route_tile(target, E, topk, "route_count_words" if by_words else "route_count")
@@ -206,7 +206,7 @@ def route_count_backward(grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_exper
     T, K = check_slots("expert_ids", expert_ids_TK, torch.int32, *grad_probs_TK.shape)
     check_route_sizes(T, num_experts, K)
     target = target_of(grad_probs_TK.device)
-    written = torch.float32 if target.ascend and dtype == torch.float64 else dtype
+    written = torch.float32 if dtype == torch.float64 and not target.has_fp64 else dtype
     tile = route_tile(target, num_experts, K, "route_count_backward")
     programs, tokens = token_ranges(T, target.cores if target.ascend else ceil_div(max(T, 1), tile.tokens))
     grad_TE = torch.empty((T, num_experts), dtype=written, device=grad_probs_TK.device)

@@ -87,8 +87,10 @@ def _cuda_route_tile(E: int, K: int, kernel: str) -> RouteTile:
     experts = max(2, next_power_of_two(E))  # Triton-Ascend's interpreter cannot scan a single element
     if kernel == "route_count_backward":
         return RouteTile(experts, slots, max(1, min(64, 2048 // experts)), 1, 4)
-    elements = max(1, 8192 // experts)
-    return RouteTile(experts, slots, min(64 if E <= 32 else 32, elements), min(64, elements), 8)
+    rows = max(1, 8192 // experts)
+    tokens = min(64 if E <= 32 else 32, rows)
+    num_warps = max(1, min(8, tokens * experts // 64))
+    return RouteTile(experts, slots, tokens, min(64, rows), num_warps)
 
 
 # Live row buffers by kernel: those a DMA fills or drains, and fp32 rows that vector instructions work on.

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_ascend_moe import kernels
@@ -13,6 +13,7 @@ ASCEND = device.Target("ascend", 48, find_soc("Ascend910B1").ub_bytes, True, Tru
 CUDA = device.Target("cuda", 132, 0, True, False)
 
 
+@settings(deadline=None)
 @given(tokens=st.integers(0, 2**20), programs=st.integers(1, 2**20))
 def test_token_ranges_cover_the_tokens(tokens, programs):
     count, each = launch.token_ranges(tokens, programs)
@@ -23,6 +24,7 @@ def test_token_ranges_cover_the_tokens(tokens, programs):
 
 
 @pytest.mark.parametrize("target", [ASCEND, CUDA], ids=lambda target: target.form)
+@settings(deadline=None)
 @given(
     tokens=st.integers(0, 2**20),
     hidden=st.integers(1, 2**14),
