@@ -69,6 +69,8 @@ def _choose(version: str, options: argparse.Namespace, results: dict) -> list[tu
 
 def _run(version: str, cells: list[tuple[str, int]], options: argparse.Namespace):
     """Yield the cells of one version as its process prints them."""
+    if not cells:
+        return
     python = dict(pair.split("=", 1) for pair in options.python).get(version, sys.executable)
     tree = dict(pair.split("=", 1) for pair in options.tree).get(version)
     with tempfile.TemporaryDirectory() as empty:
