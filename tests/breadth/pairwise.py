@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tests.breadth.settings import LADDER, Setting
+from tests.breadth.settings import WIDE, Setting
 
 _DROP = {"moe_expert_capacity_factor": 0.75}
 _SHARED = {"moe_shared_expert_intermediate_size": 48}
@@ -55,7 +55,7 @@ FACTORS: dict[str, dict[str, dict[str, Any]]] = {
         "one rank": {"layouts": {1: {}}},
         "EP 2": {"layouts": {2: {"ep": 2}}},
         "TP 2 x ETP 2": {"layouts": {2: {"tp": 2, "etp": 2}}},
-        "EP 4": {"layouts": {4: LADDER[4]}},
+        "EP 4": {"layouts": {4: WIDE[4]}},
         "TP 2 x EP 2": {"layouts": {4: {"tp": 2, "ep": 2}}},
     },
 }

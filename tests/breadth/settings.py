@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# Processes -> layout. One rank; EP over all ranks; two replicas of the experts on 8.
-LADDER = {1: {}, 2: {"ep": 2}, 4: {"ep": 4}, 8: {"ep": 4}}
+# Processes -> layout. Every setting runs on one rank and on two; those that more ranks could change, on 4 and 8 too,
+# where the experts have two replicas.
+LADDER = {1: {}, 2: {"ep": 2}}
+WIDE = LADDER | {4: {"ep": 4}, 8: {"ep": 4}}
 SEQUENCE_PARALLEL = {2: {"tp": 2}, 4: {"tp": 2, "ep": 2}, 8: {"tp": 2, "ep": 4}}
 EXPERT_TENSOR_PARALLEL = {2: {"tp": 2, "etp": 2}, 4: {"tp": 2, "ep": 2, "etp": 2}, 8: {"tp": 4, "ep": 2, "etp": 4}}
 PIPELINE = {2: {"pp": 2}, 4: {"pp": 2, "ep": 2}, 8: {"pp": 2, "tp": 2, "ep": 2, "etp": 2}}
@@ -55,7 +57,7 @@ _TWO_LAYERS = {"num_layers": 2}
 _UNKNOWN_FIELD = "unexpected keyword argument"
 
 ROUTING = [
-    Setting("aux loss (default flags)", _TWO_LAYERS),
+    Setting("aux loss (default flags)", _TWO_LAYERS, layouts=WIDE),
     Setting("sequence aux loss", {"moe_router_load_balancing_type": "seq_aux_loss"}),
     Setting("global aux loss", {"moe_router_load_balancing_type": "global_aux_loss"}),
     Setting(
@@ -67,7 +69,7 @@ ROUTING = [
         },
     ),
     Setting("sigmoid scores, expert bias", _BIAS | {"moe_router_load_balancing_type": "none"}),
-    Setting("group-limited routing, sigmoid, expert bias", _BIAS | _GROUPS | {"moe_router_topk_scaling_factor": 2.5}),
+    Setting("group-limited routing, sigmoid, expert bias", _BIAS | _GROUPS | {"moe_router_topk_scaling_factor": 2.5}, layouts=WIDE),
     Setting("sinkhorn", {"moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.0}),
     Setting("top-1, softmax before top-k", {"moe_router_topk": 1, "moe_router_pre_softmax": True}),
     Setting("top-k = experts", {"moe_router_topk": 8}),
@@ -105,9 +107,9 @@ LAYOUTS = [
     Setting("padded, multiple 128", ours={"pad_multiple": 128}),
     Setting("capacity, drop by probs", _DROP | {"moe_token_drop_policy": "probs"}, {"pad_multiple": 8}),
     Setting("capacity, drop by position", _DROP | {"moe_token_drop_policy": "position"}, {"pad_multiple": 8}),
-    Setting("capacity, drop by probs, padded to capacity", _DROP | _PAD),
+    Setting("capacity, drop by probs, padded to capacity", _DROP | _PAD, layouts=WIDE),
     Setting("capacity, drop by position, padded to capacity", _DROP | _PAD | {"moe_token_drop_policy": "position"}),
-    Setting("capacity that drops nothing, binned", _NO_DROP, {"layout": "binned"}),
+    Setting("capacity that drops nothing, binned", _NO_DROP, {"layout": "binned"}, layouts=WIDE),
     Setting("capacity that drops, binned", _DROP, {"layout": "binned"}),
     Setting(
         "padded to a capacity above the local tokens",
@@ -153,7 +155,7 @@ SHARED_EXPERTS = [
         {"pad_multiple": 8},
         stock_refuses={"0.15": _UNKNOWN_FIELD},
     ),
-    Setting("shared experts, overlapped", _shared(moe_shared_expert_overlap=True), {"pad_multiple": 8}),
+    Setting("shared experts, overlapped", _shared(moe_shared_expert_overlap=True), {"pad_multiple": 8}, layouts=WIDE),
     Setting(
         "shared experts with gate, overlapped",
         _shared(moe_shared_expert_gate=True, moe_shared_expert_overlap=True),
@@ -165,7 +167,7 @@ SHARED_EXPERTS = [
 ]
 
 RECOMPUTE = [
-    Setting("selective recompute of moe", _selective("moe"), {"pad_multiple": 8}),
+    Setting("selective recompute of moe", _selective("moe"), {"pad_multiple": 8}, layouts=WIDE),
     Setting("selective recompute of moe, padded to capacity", _selective("moe") | _DROP | _PAD),
     Setting("selective recompute of shared_experts", _shared() | _selective("shared_experts")),
     Setting(
@@ -230,11 +232,11 @@ PARALLELISM = [
         experts_per_rank=1,
     ),
     Setting("pipeline parallel 2", _TWO_LAYERS, ours={"pad_multiple": 8}, layouts=PIPELINE),
-    Setting("distributed optimizer", train={"distributed_optimizer": True}),
+    Setting("distributed optimizer", train={"distributed_optimizer": True}, layouts=WIDE),
 ]
 
 PRECISION = [
-    Setting("bf16", {"bf16": True}, {"pad_multiple": 8}, low_precision=True),
+    Setting("bf16", {"bf16": True}, {"pad_multiple": 8}, low_precision=True, layouts=WIDE),
     Setting("fp16", {"fp16": True}, {"pad_multiple": 8}, low_precision=True),
     Setting(
         "bf16, padded to capacity, distributed optimizer",
