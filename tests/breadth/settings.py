@@ -69,7 +69,11 @@ ROUTING = [
         },
     ),
     Setting("sigmoid scores, expert bias", _BIAS | {"moe_router_load_balancing_type": "none"}),
-    Setting("group-limited routing, sigmoid, expert bias", _BIAS | _GROUPS | {"moe_router_topk_scaling_factor": 2.5}, layouts=WIDE),
+    Setting(
+        "group-limited routing, sigmoid, expert bias",
+        _BIAS | _GROUPS | {"moe_router_topk_scaling_factor": 2.5},
+        layouts=WIDE,
+    ),
     Setting("sinkhorn", {"moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.0}),
     Setting("top-1, softmax before top-k", {"moe_router_topk": 1, "moe_router_pre_softmax": True}),
     Setting("top-k = experts", {"moe_router_topk": 8}),
