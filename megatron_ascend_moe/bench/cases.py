@@ -32,10 +32,8 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement: `call(i)` with the i-th inputs, the bytes it must move, and those of them that are rows.
-
-    `parts` are the sizes whose copies make up the floor: one for a kernel, several for a sequence.
-    """
+    """One measurement: `call(i)` works on the i-th inputs; `parts` are the bytes that must move, one number for a
+    kernel, one a kernel for a sequence: copies of these sizes are its floor."""
 
     name: str
     call: Callable[[int], object]
@@ -64,7 +62,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, kernels:
 
 
 def make_cases(inputs: Inputs, kernels: KernelSet) -> list[Case]:
-    """The kernels, then the sequence. Floors: DESIGN of the kernels' docstrings, in bytes."""
+    """The kernels, then the sequence, with the bytes that must move: the traffic that the kernels' docstrings state."""
     shape, plan = inputs.shape, (inputs.row_of_slot_TK, inputs.counts_E, inputs.padded_bins_E)
     T, E, K, P = shape.T, shape.E, shape.K, inputs.num_rows
     row = shape.H * inputs.x_TH[0].element_size()
