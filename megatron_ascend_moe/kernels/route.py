@@ -329,27 +329,64 @@ def _route_place_kernel(
     start_row = padded_bins - padded
     first = program * tokens
     last = tl.minimum(first + tokens, T)
-    for start in range(first, last, TOKENS):
-        token = start + tl.arange(0, TOKENS)
-        in_range = token < last
-        ids_tile, numbers = _slot_numbers(ids_ptr, token, in_range, slot, expert, K, ASCEND)
-        routed = tl.minimum(numbers, 1)
-        rank = before[None, :] + tl.cumsum(routed, 0) - routed
-        before += tl.sum(routed, 0)
-        row = start_row[None, :] + rank + 1  # 0 is left for "no row"
-        if BINNED:
-            row *= tl.minimum(tl.maximum(capacity - rank, 0), 1)
-        at = token[:, None] * K + slot[None, :]
-        in_slots = in_range[:, None] & (slot < K)[None, :]
-        if ASCEND:
-            rows_tile = tl.full([TOKENS, SLOTS], -1, tl.int32)
-            for k in tl.static_range(K):
-                rows = tl.sum(tl.where(_comparable(numbers, ASCEND) == k + 1, row, 0), 1) - 1
-                rows_tile = tl.where((slot == k)[None, :], rows[:, None], rows_tile)
-        else:
+    if ASCEND:
+        _place_one_by_one(
+            ids_ptr, rows_ptr, start_row + before, first, last, capacity, expert, slot, K, BINNED, SLOTS, TOKENS
+        )
+    else:
+        for start in range(first, last, TOKENS):
+            token = start + tl.arange(0, TOKENS)
+            in_range = token < last
+            ids_tile, numbers = _slot_numbers(ids_ptr, token, in_range, slot, expert, K, ASCEND)
+            routed = tl.minimum(numbers, 1)
+            rank = before[None, :] + tl.cumsum(routed, 0) - routed
+            before += tl.sum(routed, 0)
+            row = start_row[None, :] + rank + 1  # 0 is left for "no row"
+            if BINNED:
+                row *= tl.minimum(tl.maximum(capacity - rank, 0), 1)
             rows_tile = tl.gather(row, tl.maximum(ids_tile, 0), 1) - 1
             rows_tile = tl.where(ids_tile >= 0, rows_tile, -1)
-        tl.store(rows_ptr + at, rows_tile, mask=in_slots)
+            at = token[:, None] * K + slot[None, :]
+            tl.store(rows_ptr + at, rows_tile, mask=in_range[:, None] & (slot < K)[None, :])
+
+
+@triton.jit
+def _place_one_by_one(
+    ids_ptr,
+    rows_ptr,
+    next_row,  # (EXPERTS) int32: the row of each expert's next route
+    first,
+    last,
+    capacity,
+    expert,
+    slot,
+    K: tl.constexpr,
+    BINNED: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Rows of the tokens first..last-1, route by route: read the expert's next row, and move that on by one.
+
+    Ascend's compiler keeps each element of a (tokens, experts) tile that is summed over its experts in a 32-byte
+    block, eight times its size, which leaves no room for a tile of any use; vectors over the experts stay dense.
+    """
+    expert_number = expert.to(tl.float32)
+    slot_number = slot.to(tl.float32)
+    at = tl.arange(0, TOKENS * SLOTS)
+    for start in range(first, last, TOKENS):
+        held = tl.minimum(last - start, TOKENS)
+        ids = tl.load(ids_ptr + start * K + at, mask=at < held * K, other=-1)
+        for i in range(0, held):
+            rows = tl.full([SLOTS], -1, tl.int32)
+            for k in range(0, K):
+                expert_id = tl.get_element(ids, (i * K + k,))
+                if expert_id >= 0:
+                    row = tl.get_element(next_row, (expert_id,))
+                    if BINNED:
+                        row = tl.where(row < (expert_id + 1) * capacity, row, -1)
+                    rows = tl.where(slot_number == tl.cast(k, tl.float32), row, rows)
+                    next_row += tl.where(expert_number == expert_id.to(tl.float32), 1, 0)
+            tl.store(rows_ptr + (start + i) * K + slot, rows, mask=slot < K)
 
 
 @triton.jit

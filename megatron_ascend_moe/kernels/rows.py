@@ -195,7 +195,7 @@ def _combine_rows_kernel(
                 out_at = out_ptr + tl.cast(first + i, tl.int64) * H
                 for start in range(0, H, COLUMNS):
                     total = tl.zeros([COLUMNS], tl.float32)
-                    for k in tl.static_range(K):
+                    for k in range(0, K):  # unrolled, each slot would have row buffers of its own
                         row = tl.get_element(rows, (i * K + k,))
                         if row >= 0:
                             at = rows_ptr + row.to(tl.int64) * rows_stride + start + column
@@ -206,7 +206,7 @@ def _combine_rows_kernel(
                     tl.store(out_at + start + column, total.to(out_ptr.dtype.element_ty), mask=start + column < H)
                 if HAS_SCALARS:
                     gathered = tl.zeros([SLOTS], tl.float32)
-                    for k in tl.static_range(K):
+                    for k in range(0, K):
                         row = tl.get_element(rows, (i * K + k,))
                         if row >= 0:
                             gathered = tl.where(slot == k, tl.load(scalars_ptr + row), gathered)
@@ -300,7 +300,7 @@ def _combine_rows_backward_kernel(
                 for start in range(0, H, COLUMNS):
                     in_row = start + column < H
                     grad = tl.load(grad_at + start + column, mask=in_row, other=0.0).to(tl.float32)
-                    for k in tl.static_range(K):
+                    for k in range(0, K):
                         row = tl.get_element(rows, (i * K + k,))
                         if row >= 0:
                             row_at = rows_ptr + row.to(tl.int64) * rows_stride + start + column

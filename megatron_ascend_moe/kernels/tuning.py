@@ -8,7 +8,7 @@ from megatron_ascend_moe.backend.device import Target
 from megatron_ascend_moe.backend.launch import ceil_div, next_power_of_two
 from megatron_ascend_moe.backend.tiles import RowBuffers, plan_rows, plan_tokens
 
-ASCEND_BLOCK_TOKENS = 64  # tokens whose row numbers are held in the Unified Buffer at a time
+ASCEND_BLOCK_TOKENS = 32  # tokens whose row numbers are held in the Unified Buffer at a time
 ASCEND_LANES = 32  # experts of a tile are a multiple: one 32-byte block of the bool map
 
 
@@ -48,7 +48,8 @@ def _width(target: Target, n: int, lanes: int) -> int:
 
 
 # Buffers of a (tokens, experts) tile, in bytes an element, that a routing kernel keeps live at once.
-_ROUTE_TILE_BYTES = {"route_count": 36, "route_count_backward": 24, "id_count": 24, "route_place": 40}
+# As the compiler's memory plans show; placement has no such tile.
+_ROUTE_TILE_BYTES = {"route_count": 72, "route_count_backward": 32, "id_count": 24, "route_place": 0}
 
 
 @functools.cache
