@@ -239,8 +239,8 @@ def combine_rows(
     weights_TK: Tensor | None = None,
     scalars_P: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """See `reference.combine_rows`; bitwise equal to it, weighted or not (terms are rounded before they are
-    summed on every device). One launch; traffic: R H in, T H out."""
+    """See `reference.combine_rows`; bitwise equal to it, weighted or not: terms are rounded before they
+    are summed. One launch; traffic: R H in, T H out."""
     P, H = check_rows("rows", rows_PH)
     T, K = check_slots("row_of_slot", row_of_slot_TK, torch.int32)
     if weights_TK is not None:
