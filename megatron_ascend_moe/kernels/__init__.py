@@ -12,8 +12,7 @@ from types import ModuleType
 import torch
 
 from megatron_ascend_moe.backend import device as backend_device
-
-KERNELS = ("auto", "triton", "torch")
+from megatron_ascend_moe.config import KERNELS
 
 
 @dataclass(frozen=True)
