@@ -25,6 +25,7 @@ from megatron_ascend_moe.toolchain.report import KernelReport, report
 from megatron_ascend_moe.toolchain.workload import operations
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DEFAULT_SOC = "Ascend910B3"
 NO_DEVICE = "No device ran: memory plans and programs are the compiler's, traffic is counted on the CPU."
 
 
@@ -62,10 +63,10 @@ def _plan(chip, launch, soc):
         return failure
 
 
-def compile_all(jobs: int) -> list[KernelReport]:
-    """Compile every distinct model shape, in bf16 and fp32, for every SoC, in `jobs` processes."""
+def compile_all(socs: Iterable[str], jobs: int) -> list[KernelReport]:
+    """Compile every distinct model shape, in bf16 and fp32, for these SoCs, in `jobs` processes."""
     by_memory: dict[tuple[int, str], list[str]] = {}
-    for soc in SOCS.values():
+    for soc in map(find_soc, socs):
         by_memory.setdefault((soc.ub_bytes, soc.compiler), []).append(soc.name)
     shapes = sorted(set(MODEL_SHAPES.values()))
     work = [(*shape, dtype, socs) for shape in shapes for dtype in ("bf16", "fp32") for socs in by_memory.values()]
@@ -79,33 +80,42 @@ def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     if os.environ.pop("TRITON_INTERPRET", "0") not in ("", "0"):
         print("compile: TRITON_INTERPRET is set and ignored: nothing is interpreted here", file=sys.stderr)
+    every = arguments.all and arguments.soc is None
+    socs = list(SOCS) if every else [arguments.soc or DEFAULT_SOC]
     try:
-        locate.check_all()
+        locate.check_all(map(find_soc, socs))
     except locate.MissingTool as missing:
         print(f"compile: {missing}", file=sys.stderr)
         return 2
     if arguments.all:
-        reports = compile_all(arguments.jobs)
+        reports = compile_all(socs, arguments.jobs)
     else:
-        reports = compile_shape(
-            arguments.hidden, arguments.experts, arguments.topk, arguments.dtype, [arguments.soc]
-        )
+        reports = compile_shape(arguments.hidden, arguments.experts, arguments.topk, arguments.dtype, socs)
     if arguments.json:
-        json.dump(as_json(reports, argv), sys.stdout, indent=1)
-        print()
+        print_json(reports, argv)
     else:
         print_table(reports)
     return 1 if any(one.problems for one in reports) else 0
 
 
-def as_json(reports: list[KernelReport], argv: list[str]) -> dict:
-    """The reports with the command that made them and the compiler's version."""
-    return {
+def print_json(reports: list[KernelReport], argv: list[str]) -> None:
+    """The reports, with the command and the compiler that made them; SoCs for which all is equal share a line."""
+    kernels: dict[str, dict] = {}
+    for one in reports:
+        values = dataclasses.asdict(one)
+        soc = values.pop("soc")
+        kernels.setdefault(json.dumps(values), {"socs": [], **values})["socs"].append(soc)
+    head = {
         "command": " ".join(["python -m megatron_ascend_moe compile", *argv]),
         "compiler": locate.bishengir_version(),
         "note": NO_DEVICE,
-        "kernels": [dataclasses.asdict(one) for one in reports],
     }
+    print("{")
+    for name, value in head.items():
+        print(f" {json.dumps(name)}: {json.dumps(value)},")
+    print(' "kernels": [')
+    print(",\n".join(f"  {json.dumps(kernel)}" for kernel in kernels.values()))
+    print(" ]\n}")
 
 
 _COLUMNS = "{:<32} {:<30} {:>17} {:>7} {:>4} {:>6} {:>6} {:>6} {:>12}"
@@ -144,12 +154,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit code 1: a kernel overflows the Unified Buffer, loses double buffering or breaks another rule; "
         "2: a part of the tool chain is missing.",
     )
-    parser.add_argument("--soc", choices=SOCS, default="Ascend910B3")
+    parser.add_argument("--soc", choices=SOCS, help=f"default {DEFAULT_SOC}, with --all every SoC")
     parser.add_argument("--hidden", type=int, default=7168, help="H, columns of a row")
     parser.add_argument("--experts", type=int, default=256, help="E")
     parser.add_argument("--topk", type=int, default=8, help="K, experts per token")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the rows")
-    parser.add_argument("--all", action="store_true", help="every model shape in bf16 and fp32 for every SoC")
+    parser.add_argument("--all", action="store_true", help="every model shape in bf16 and fp32")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of --all")
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     return parser

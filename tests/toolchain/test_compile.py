@@ -67,7 +67,7 @@ def test_a_missing_compiler_is_named_with_the_command_that_gets_it(monkeypatch, 
     pytest.importorskip("triton.backends.ascend")
     assert compile_command.main([]) == 2
     message = capsys.readouterr().err
-    assert "no bishengir-compile (needed for Ascend910B1)" in message
+    assert "no bishengir-compile (needed for Ascend910B3)" in message
     assert "pip install --no-deps ascendnpu-ir==1.2.0" in message
 
 
