@@ -36,4 +36,4 @@ if os.environ["MEGATRON_TESTS_SIDE"] == "ours":
     from megatron_ascend_moe import DispatchConfig, install
 
     install(DispatchConfig())
-sys.exit(pytest.main([*sys.argv[1:], "-q", "-p", "no:cacheprovider", "-W", "ignore"], plugins=[Record()]))
+sys.exit(pytest.main([*sys.argv[1:], "-q", "--noconftest", "-p", "no:cacheprovider", "-W", "ignore"], plugins=[Record()]))

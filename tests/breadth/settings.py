@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# Processes -> layout. Every setting runs on one rank and on two; those that more ranks could change, on 4 and 8 too,
-# where the experts have two replicas.
+# Processes -> layout. Every setting runs on one rank and on two, those that more ranks could change on 4, and what
+# lays out the ranks themselves on 8, where the experts of the widest ladder have two replicas.
 LADDER = {1: {}, 2: {"ep": 2}}
-WIDE = LADDER | {4: {"ep": 4}, 8: {"ep": 4}}
-SEQUENCE_PARALLEL = {2: {"tp": 2}, 4: {"tp": 2, "ep": 2}, 8: {"tp": 2, "ep": 4}}
+WIDE = LADDER | {4: {"ep": 4}}
+WIDEST = WIDE | {8: {"ep": 4}}
+SEQUENCE_PARALLEL = {2: {"tp": 2}, 4: {"tp": 2, "ep": 2}}
 EXPERT_TENSOR_PARALLEL = {2: {"tp": 2, "etp": 2}, 4: {"tp": 2, "ep": 2, "etp": 2}, 8: {"tp": 4, "ep": 2, "etp": 4}}
-PIPELINE = {2: {"pp": 2}, 4: {"pp": 2, "ep": 2}, 8: {"pp": 2, "tp": 2, "ep": 2, "etp": 2}}
+EXPERT_TENSOR_PARALLEL_4 = {n: EXPERT_TENSOR_PARALLEL[n] for n in (2, 4)}
+PIPELINE = {2: {"pp": 2}, 4: {"pp": 2, "ep": 2}}
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ _TWO_LAYERS = {"num_layers": 2}
 _UNKNOWN_FIELD = "unexpected keyword argument"
 
 ROUTING = [
-    Setting("aux loss (default flags)", _TWO_LAYERS, layouts=WIDE),
+    Setting("aux loss (default flags)", _TWO_LAYERS, layouts=WIDEST),
     Setting("sequence aux loss", {"moe_router_load_balancing_type": "seq_aux_loss"}),
     Setting("global aux loss", {"moe_router_load_balancing_type": "global_aux_loss"}),
     Setting(
@@ -221,7 +223,7 @@ PARALLELISM = [
     ),
     Setting("sequence parallel, full recompute", _FULL_RECOMPUTE, {"pad_multiple": 8}, layouts=SEQUENCE_PARALLEL),
     Setting("expert tensor parallel", ours={"pad_multiple": 8}, layouts=EXPERT_TENSOR_PARALLEL),
-    Setting("expert tensor parallel, capacity without padding", _DROP, layouts=EXPERT_TENSOR_PARALLEL),
+    Setting("expert tensor parallel, capacity without padding", _DROP, layouts=EXPERT_TENSOR_PARALLEL_4),
     Setting(
         "EP = experts (one local expert)",
         {"moe_router_topk": 2},
@@ -232,7 +234,7 @@ PARALLELISM = [
     Setting(
         "EP = experts, padded to capacity",
         _DROP | _PAD,
-        layouts={2: {"ep": 2}, 4: {"ep": 4}, 8: {"ep": 8}},
+        layouts={2: {"ep": 2}, 4: {"ep": 4}},
         experts_per_rank=1,
     ),
     Setting("pipeline parallel 2", _TWO_LAYERS, ours={"pad_multiple": 8}, layouts=PIPELINE),
