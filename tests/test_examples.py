@@ -28,6 +28,7 @@ OURS = (
     "DATA_PATH",
     "TOKENIZER",
 )
+BUSY = 600  # seconds for one smoke: half a minute on an idle core, several on a machine that runs other suites
 QWEN = ["--model", "qwen3-30b-a3b", "--parallel", "a2-2x8"]
 
 
@@ -43,7 +44,7 @@ def run(script, *arguments, cwd, **settings):
         env=environment(**settings),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=BUSY,
     )
 
 
@@ -198,6 +199,7 @@ def steps(output):
     return [int(step) for step, _ in found], [float(loss) for _, loss in found]
 
 
+@pytest.mark.timeout(BUSY + 30)
 def test_single_node_smoke(tmp_path):
     megatron_training()
     arguments = ["--model", "deepseek-v2-lite", "--parallel", "a2-1x8", "--smoke"]
@@ -207,6 +209,7 @@ def test_single_node_smoke(tmp_path):
     assert numbers == [1, 2, 3] and all(4 < loss < 7 for loss in losses)  # ln 256 = 5.5 at the start
 
 
+@pytest.mark.timeout(BUSY + 30)
 @pytest.mark.parametrize("script", MODELS)
 def test_model_scripts_smoke_on_two_nodes_played_by_this_machine(tmp_path, script):
     """Two torchrun agents, one process each, expert parallelism between them."""
@@ -224,6 +227,7 @@ def test_a_node_that_fails_ends_the_smoke_with_its_exit_code(recorder, tmp_path)
     assert done.returncode == 3 and "node 0 ended with exit code 3" in done.stderr
 
 
+@pytest.mark.timeout(BUSY + 30)
 def test_bridge_example_smoke(tmp_path):
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "bridge_install.py"), "--smoke"],
@@ -231,7 +235,7 @@ def test_bridge_example_smoke(tmp_path):
         env=environment(PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=BUSY,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     losses = [float(word) for word in done.stdout.splitlines()[-1].removeprefix("losses:").split()]
