@@ -1,9 +1,9 @@
 """Megatron-LM's own dispatcher tests, unchanged, on a CPU: once with the stock dispatcher, once with the plugin.
 
-    git -C MEGATRON_LM archive core_v0.16.1 megatron tests | tar x -C DIRECTORY
+    git -C MEGATRON_LM archive core_v0.19.0 tests | tar x -C DIRECTORY
     python tests/breadth/megatron_tests.py DIRECTORY [--processes 8] [TEST_FILE ...]
 
-DIRECTORY is a source tree of Megatron-LM, whose megatron-core is used. Every test that stock passes on every rank must
+DIRECTORY holds Megatron-LM's tests, and may hold its `megatron`, which is then used instead of the installed one. Every test that stock passes on every rank must
 pass with the plugin. Tests that need a GPU library skip or fail on both sides.
 """
 
@@ -61,8 +61,12 @@ def run(directory: Path, tests: list[str], processes: int, side: str) -> dict[st
             )
             for rank in range(processes)
         ]
-        for rank in ranks:
-            rank.wait(SECONDS)
+        try:
+            for rank in ranks:
+                rank.wait(SECONDS)
+        finally:
+            for rank in ranks:
+                rank.kill()
         outcomes = [dict(line.split(" ", 1)[::-1] for line in _lines(results, rank)) for rank in range(processes)]
     merged: dict[str, set[str]] = {"passed": set(), "failed": set(), "skipped": set()}
     for test, outcome in outcomes[0].items():
