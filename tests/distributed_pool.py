@@ -160,13 +160,31 @@ def _process_group(store, rank: int, world_size: int, timeout: float):
     import torch.distributed as dist
     from megatron.core import parallel_state
 
+    from megatron_ascend_moe.host import router_gemm
+
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout))
+    # a job that uninstalled the plugin has withdrawn it, and the next may run the stock dispatcher
+    router_gemm.provide_router_gemm_name()
     yield
     # only after a good end: a failed job closes the whole pool, and others may still sit in a collective
     dist.barrier()
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
+    _forget_models()
     _free_groups()
+
+
+def _forget_models() -> None:
+    """Reset what Megatron keeps in a process about the models it has trained, sized and shaped by them."""
+    from megatron.core.transformer.moe import moe_utils
+
+    moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None
+    if hasattr(moe_utils, "get_moe_layer_wise_logging_tracker"):
+        moe_utils.get_moe_layer_wise_logging_tracker().clear()
+    else:  # megatron-core 0.17 and later
+        from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+
+        destroy_moe_metrics_tracker()
 
 
 def _free_groups() -> None:
