@@ -208,7 +208,7 @@ MODEL = [
         {"moe_grouped_gemm": True},
         {"pad_multiple": 8},
         stock_refuses={"0.15": "grouped_gemm|Grouped GEMM", "0.16": "grouped_gemm|Grouped GEMM"},
-        note="before 0.17 the host's experts need the CUDA package grouped_gemm; after, its local layers run SequentialMLP",
+        note="before 0.17 the host's experts need the CUDA package grouped_gemm; since, local layers run SequentialMLP",
     ),
 ]
 
