@@ -3,8 +3,8 @@
     git -C MEGATRON_LM archive core_v0.19.0 tests | tar x -C DIRECTORY
     python tests/breadth/megatron_tests.py DIRECTORY [--processes 8] [TEST_FILE ...]
 
-DIRECTORY holds Megatron-LM's tests, and may hold its `megatron`, which is then used instead of the installed one. Every test that stock passes on every rank must
-pass with the plugin. Tests that need a GPU library skip or fail on both sides.
+DIRECTORY holds Megatron-LM's tests, and may hold its `megatron`, which is then used instead of the installed one. Every
+test that stock passes on every rank must pass with the plugin. Tests that need a GPU library skip or fail on both sides.
 """
 
 from __future__ import annotations
