@@ -179,11 +179,11 @@ def _forget_models() -> None:
     from megatron.core.transformer.moe import moe_utils
 
     moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None
-    if hasattr(moe_utils, "get_moe_layer_wise_logging_tracker"):
-        moe_utils.get_moe_layer_wise_logging_tracker().clear()
-    else:  # megatron-core 0.17 and later
+    try:
         from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
-
+    except ImportError:  # megatron-core before 0.17
+        moe_utils.get_moe_layer_wise_logging_tracker().clear()
+    else:
         destroy_moe_metrics_tracker()
 
 
