@@ -28,5 +28,6 @@ def compile_pool():
         missing(str(error))
     context = multiprocessing.get_context("spawn")
     workers = min(2, os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_the_interpreter) as pool:
-        yield pool
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_the_interpreter)
+    yield pool
+    pool.shutdown(cancel_futures=True)  # what a selection of tests did not wait for
