@@ -49,7 +49,7 @@ def _width(target: Target, n: int, lanes: int) -> int:
 
 # Buffers of a (tokens, experts) tile, in bytes an element, that a routing kernel keeps live at once.
 # As the compiler's memory plans show; placement has no such tile.
-_ROUTE_TILE_BYTES = {"route_count": 72, "route_count_backward": 32, "id_count": 96, "route_place": 0}
+_ROUTE_TILE_BYTES = {"route_count": 144, "route_count_backward": 32, "id_count": 96, "route_place": 0}
 
 
 @functools.cache
