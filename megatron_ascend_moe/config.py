@@ -44,6 +44,7 @@ class DispatchConfig:
     load_report: str = _setting(
         "", "JSON-lines file for each layer's tokens per expert on logging steps (empty: none)"
     )
+    stage_times: bool = _setting(False, "time the six stages of every layer, reported with the loads on logging steps")
     checked: bool = _setting(False, "validate every routing map and plan; costs device syncs, for debugging")
 
     def __post_init__(self) -> None:
@@ -107,6 +108,10 @@ REFUSALS = (
     Refusal(
         lambda ours, host: ours.layout == "padded" and host.moe_pad_expert_input_to_capacity,
         "layout='padded' cannot serve moe_pad_expert_input_to_capacity=True: use layout='auto' or drop that flag",
+    ),
+    Refusal(
+        lambda ours, host: ours.stage_times and getattr(host, "cuda_graph_impl", "none") != "none",
+        "stage_times=True cannot be captured in a graph, got cuda_graph_impl other than none: drop one of the two",
     ),
     Refusal(
         lambda ours, host: pads_for_quantization(host)

@@ -23,7 +23,7 @@ from megatron_ascend_moe.exchange.counts import CountsCollective, Splits, even_s
 from megatron_ascend_moe.exchange.expert_parallel import all_to_all
 from megatron_ascend_moe.exchange.tensor_parallel import gather_parts, reduce_scatter_parts
 from megatron_ascend_moe.observe.metrics import LoadCounter
-from megatron_ascend_moe.observe.ranges import in_stage_range
+from megatron_ascend_moe.observe.ranges import StageTimes, in_stage_range
 from megatron_ascend_moe.ops.combine import combine_rows
 from megatron_ascend_moe.ops.permute import permute_rows
 from megatron_ascend_moe.routing.plan import RoutePlan, plan_routes
@@ -82,6 +82,7 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         self.single_rank = self.ep_size * self.tp_size == 1
         self.layer_number: int | None = None  # set by the plugin when the host numbers its layers
         self.load = LoadCounter(self.num_experts)
+        self.stage_times = StageTimes() if self.settings.stage_times else None
         self.pad_multiple = _pad_multiple(self.settings, config)
         self._dispatch: Dispatch | None = None
         self._kernels: kernels.KernelSet | None = None

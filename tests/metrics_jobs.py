@@ -66,7 +66,7 @@ def report(path, log_interval):
     from megatron_ascend_moe import DispatchConfig, plugin
 
     layout = {"tp": 1, "pp": 1, "ep": 2, "etp": 1}
-    plugin.install(DispatchConfig(load_report=path))
+    plugin.install(DispatchConfig(load_report=path, stage_times=True))
     plugin_args, plugin._megatron_args = plugin._megatron_args, lambda: types.SimpleNamespace(log_interval=log_interval)
     try:
         model = build_model(build_config(layout), layout)

@@ -44,6 +44,7 @@ def test_settings_come_from_config_then_arguments_then_install(distributed_pool)
         "exchange": "install()",
         "checked": "install()",
         "load_report": "install()",
+        "stage_times": "install()",
     }
 
 

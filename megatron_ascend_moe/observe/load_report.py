@@ -35,6 +35,8 @@ class LoadReport:
             for layer, load in layers.items():
                 for name in SCALARS:
                     self._writer.add_scalar(f"moe_ascend/{name}/layer_{layer}", getattr(load, name), step)
+                for stage, milliseconds in load.stage_ms.items():
+                    self._writer.add_scalar(f"moe_ascend/ms/{stage}/layer_{layer}", milliseconds, step)
             self._writer.add_figure("moe_ascend/tokens_per_expert", load_heat_map(layers), step)
 
 

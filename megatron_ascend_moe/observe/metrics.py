@@ -8,7 +8,8 @@ dropped routes / routes asked for; padding share = rows in the experts' layout /
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ class LayerLoad:
     dropped_share: float
     padding_share: float
     bytes_sent: int  # to other ranks, there and back, probabilities included
+    stage_ms: dict[str, float] = field(default_factory=dict)  # of this rank's last forward, where stage_times is on
 
 
 class LoadCounter:
@@ -79,12 +81,13 @@ def read_loads(
     if group is not None and group.size() > 1:
         dist.all_reduce(sums, group=group)
     return [
-        _layer_load(row, dispatcher.num_experts, dispatcher.ep_size, dispatcher.tp_size)
+        _layer_load(row, dispatcher)
         for dispatcher, row in zip(dispatchers, sums.tolist(), strict=True)
     ]
 
 
-def _layer_load(sums: list[int], num_experts: int, ep_size: int, tp_size: int) -> LayerLoad:
+def _layer_load(sums: list[int], dispatcher: Any) -> LayerLoad:
+    num_experts, ep_size = dispatcher.num_experts, dispatcher.ep_size
     asked, kept = sum(sums[:num_experts]), sums[num_experts : 2 * num_experts]
     rows, bytes_sent = sums[2 * num_experts :]
     real, local = sum(kept), num_experts // ep_size
@@ -94,6 +97,7 @@ def _layer_load(sums: list[int], num_experts: int, ep_size: int, tp_size: int) -
         max_vio=max(kept) * num_experts / real - 1 if real else 0.0,
         overload=max(by_rank) * ep_size / real if real else 1.0,
         dropped_share=(asked - real) / asked if asked else 0.0,
-        padding_share=rows / (real * tp_size) - 1 if real else 0.0,  # all ETP ranks compute the same rows
+        padding_share=rows / (real * dispatcher.tp_size) - 1 if real else 0.0,  # all ETP ranks compute the same rows
         bytes_sent=bytes_sent,
+        stage_ms={} if dispatcher.stage_times is None else dispatcher.stage_times.read(),
     )

@@ -50,6 +50,12 @@ def test_megatrons_report_carries_the_loads_on_steps_that_log(distributed_pool, 
     assert layers.keys() == {1, 2} and {line["step"] for line in lines} == {2}
     # two steps of two forwards of 64 tokens on each of two ranks, top-2
     assert all(sum(line["tokens_per_expert"]) == 2 * 2 * 64 * 2 * 2 for line in layers.values())
+    stages = ["dispatch_preprocess", "token_dispatch", "dispatch_postprocess"]
+    stages += ["combine_preprocess", "token_combine", "combine_postprocess"]
+    for number, line in layers.items():
+        assert list(line["stage_ms"]) == stages and min(line["stage_ms"].values()) > 0
+        scalar = answers[0][1][1][f"moe_ascend/ms/token_dispatch/layer_{number}"]
+        assert scalar == pytest.approx(line["stage_ms"]["token_dispatch"])
     mean = sum(line["max_vio"] for line in layers.values()) / 2
     assert answers[0][1][1]["moe_ascend_max_vio"] == pytest.approx(mean, rel=1e-5)
 
