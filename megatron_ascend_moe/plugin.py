@@ -13,7 +13,7 @@ import importlib
 import logging
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -41,6 +41,7 @@ class _Installation:
     saved: list[tuple[Any, str, Any]]  # owner, attribute, its value before
     logged: set[str]
     dispatchers: list[weakref.ref]  # of this process, in the order built
+    withdraw: list[Callable[[], None]]  # undo what the host was provided with
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         self.saved.append((owner, name, owner.__dict__.get(name, _INHERITED)))
@@ -64,12 +65,15 @@ def install(config: DispatchConfig | None = None) -> None:
     if _installation is not None:
         _installation.config = config
         return
-    _installation = _Installation(config, [], set(), [])
+    _installation = _Installation(config, [], set(), [], [])
     _installation.replace(moe_layer, _STOCK_NAME, _build_dispatcher)
     _installation.replace(moe_layer.MoELayer, "set_layer_number", _numbering(moe_layer.MoELayer.set_layer_number))
     _report_loads()
-    router_gemm.provide_router_gemm_name()
-    norm.provide_safe_norm()
+    # what somebody else provided before stays after uninstall, too
+    if router_gemm.provide_router_gemm_name():
+        _installation.withdraw.append(router_gemm.withdraw_router_gemm_name)
+    if norm.provide_safe_norm():
+        _installation.withdraw.append(norm.withdraw_safe_norm)
     arguments = _import_or_none("megatron.training.arguments")
     if arguments is not None:
         _installation.replace(arguments, "add_megatron_arguments", _widen(arguments.add_megatron_arguments))
@@ -82,8 +86,8 @@ def uninstall() -> None:
         return
     for owner, name, value in reversed(_installation.saved):
         delattr(owner, name) if value is _INHERITED else setattr(owner, name, value)
-    norm.withdraw_safe_norm()
-    router_gemm.withdraw_router_gemm_name()
+    for withdraw in _installation.withdraw:
+        withdraw()
     _installation = None
 
 

@@ -15,19 +15,22 @@ import copy
 _stock_new: staticmethod | None = None
 
 
-def provide_safe_norm() -> None:
+def provide_safe_norm() -> bool:
     """Let `WrappedTorchNorm` serve `config.sequence_parallel`; without that flag it behaves as before.
+
+    Returns whether this call changed it.
 
     Everything else that Megatron refuses there (persistent, zero-centered, memory-efficient) stays refused.
     Calling it twice is calling it once. Norms that were built before the call are not changed.
     """
     global _stock_new
     if _stock_new is not None:
-        return
+        return False
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
     _stock_new = WrappedTorchNorm.__dict__["__new__"]
     WrappedTorchNorm.__new__ = staticmethod(_new_safe_norm)
+    return True
 
 
 def withdraw_safe_norm() -> None:

@@ -9,14 +9,16 @@ _NAME = "te_general_gemm"
 _provided = False
 
 
-def provide_router_gemm_name() -> None:
-    """Bind `moe_utils.te_general_gemm = None` where the name is missing; a bound name is left alone."""
+def provide_router_gemm_name() -> bool:
+    """Bind `moe_utils.te_general_gemm = None` where the name is missing; whether this call did so."""
     global _provided
     from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, _NAME):
         setattr(moe_utils, _NAME, None)
         _provided = True
+        return True
+    return False
 
 
 def withdraw_router_gemm_name() -> None:

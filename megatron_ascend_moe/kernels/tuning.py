@@ -94,8 +94,9 @@ def _cuda_route_tile(E: int, K: int, kernel: str) -> RouteTile:
     return RouteTile(experts, slots, tokens, min(64, rows), num_warps)
 
 
-# Live row buffers by kernel: those a DMA fills or drains, and fp32 rows that vector instructions work on.
-_ROW_BUFFERS = {"permute_rows": (2, 0), "combine_rows": (2, 3), "combine_rows_backward": (3, 4)}
+# Live buffers by kernel: rows that a DMA fills or drains, fp32 rows that vector instructions work on, and vectors of a
+# block's slots, as the compiler's memory plans show.
+_ROW_BUFFERS = {"permute_rows": (2, 0, 2), "combine_rows": (2, 3, 2), "combine_rows_backward": (3, 4, 5)}
 
 
 @functools.cache
@@ -108,9 +109,9 @@ def row_tile(kernel: str, target: Target, H: int, K: int, itemsize: int) -> RowT
     if not target.ascend:
         columns, num_warps = _cuda_row_tile(kernel, H, K, itemsize)
         return RowTile(columns, 1, 1, next_power_of_two(K), num_warps)
-    rows, fp32_rows = _ROW_BUFFERS[kernel]
+    rows, fp32_rows, vectors = _ROW_BUFFERS[kernel]
     block_slots = _width(target, ASCEND_BLOCK_TOKENS * K, 8)
-    buffers = RowBuffers(rows=rows, fp32_rows=fp32_rows, vector_bytes=2 * 4 * block_slots)
+    buffers = RowBuffers(rows=rows, fp32_rows=fp32_rows, vector_bytes=vectors * 4 * block_slots)
     plan = plan_rows(H, itemsize, target.ub_bytes, buffers, kernel=kernel)
     columns = plan.block_x if target.any_tile_width else next_power_of_two(plan.block_x)
     return RowTile(columns, ASCEND_BLOCK_TOKENS, block_slots, _width(target, K, 8), 1)
