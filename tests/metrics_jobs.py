@@ -35,15 +35,15 @@ def loads(layout, settings, config, times=2, evaluate=False):
         model = build_model(build_config(layout, **config), layout)
         asked = [torch.zeros(8, dtype=torch.int64) for _ in model.decoder.layers]
         for layer, total in zip(model.decoder.layers, asked, strict=True):
-            route = layer.mlp.route
+            router = layer.mlp.router
 
-            def counting(*args, route=route, total=total, **kwargs):
+            def counting(*args, route=router.forward, total=total, **kwargs):
                 probs, routed = route(*args, **kwargs)
                 if torch.is_grad_enabled():
                     total.add_((routed & (probs != 0)).sum(0))
                 return probs, routed
 
-            layer.mlp.route = counting
+            router.forward = counting
         _forward_backward(model, times)
         if evaluate:
             with torch.no_grad():

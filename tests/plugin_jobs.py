@@ -117,7 +117,7 @@ def wrong_width(ep, checked_mode):
         routed = torch.zeros(16, 8, dtype=torch.bool)
         routed[:, :2] = True
         routed[3, 2] = torch.distributed.get_rank() == 0
-        layer.route = lambda *args, **kwargs: (torch.rand(16, 8), routed)
+        layer.router.forward = lambda *args, **kwargs: (torch.rand(16, 8), routed)
         try:
             layer(torch.randn(16, 1, 32))
         except ValueError as error:
