@@ -24,3 +24,10 @@ def megatron_training() -> None:
     if tuple(map(int, version.split(".")[:2])) < (0, 17):
         pytest.skip(f"megatron-core {version} has no megatron.training; tested with 0.19.2")
     missing("megatron.training is not installed")
+
+
+def triton_ascend() -> None:
+    """Skip beside upstream Triton: the two cannot share an environment, and these tests run in the one with
+    triton-ascend. Where there is no Triton at all, the caller says what is missing."""
+    if importlib.util.find_spec("triton") and not importlib.util.find_spec("triton.backends.ascend"):
+        pytest.skip("this environment's triton is upstream Triton; Triton-Ascend is tested in its own")

@@ -1,6 +1,5 @@
 """Processes that compile: they run Triton-Ascend's compiler, whichever tier the test session itself runs in."""
 
-import importlib.util
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -8,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from megatron_ascend_moe.toolchain import locate
-from tests.requirements import missing
+from tests.requirements import missing, triton_ascend
 
 
 def _leave_the_interpreter() -> None:
@@ -19,9 +18,7 @@ def _leave_the_interpreter() -> None:
 @pytest.fixture(scope="session")
 def compile_pool():
     """`compile_pool.submit(function, …)` of a module-level function, in a process without the interpreter."""
-    if importlib.util.find_spec("triton") and not importlib.util.find_spec("triton.backends.ascend"):
-        # the two cannot share an environment: these tests run in the one with triton-ascend
-        pytest.skip("this environment's triton is upstream Triton; Triton-Ascend's compiler is tested in its own")
+    triton_ascend()
     try:
         locate.check_all()
     except locate.MissingTool as error:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megatron_ascend_moe.toolchain import locate
-from tests.requirements import missing
+from tests.requirements import missing, triton_ascend
 
 
 def _interpret() -> None:
@@ -20,6 +20,7 @@ def _interpret() -> None:
 
 @pytest.fixture(scope="module")
 def interpreter_pool():
+    triton_ascend()
     try:
         locate.require_triton_ascend()
     except locate.MissingTool as error:
