@@ -69,9 +69,10 @@ def _import_failure() -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
-    """What the launcher must know of the machine that runs a kernel.
+    """What the launcher must know of the machine that runs a kernel; one object a machine, compared by identity so
+    that it is a cheap key.
 
     Attributes:
         form: "ascend" (one program a vector core, rows by DMA through the Unified Buffer) or "cuda".

@@ -63,21 +63,24 @@ def _launch_on_cuda(
     kernel: Any, device: torch.device, programs: int, args: tuple, constants: dict[str, Any], num_warps: int
 ) -> None:
     """Launch what was compiled for arguments of this kind before. Triton's own launch derives its cache key anew each
-    time, which takes the host longer than everything else a launcher does; this key tells at least as much apart."""
-    key = (id(kernel), device.index, num_warps, *constants.values(), *map(_kind, args))
+    time, which takes the host longer than everything else a launcher does. This key tells at least as much apart: of
+    a tensor its type, device and alignment to 16; of an integer the value 1, divisibility by 16 and the width."""
+    kinds, values = [], []  # addresses for tensors, which Triton would ask for them again and have the driver check
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            address = arg.data_ptr()
+            kinds += arg.dtype, arg.get_device(), address % 16
+            values.append(address)
+        else:
+            kinds.append(arg and (arg == 1) + 2 * (arg % 16 == 0) + 4 * (arg > MAX_INT32))
+            values.append(arg)
+    key = (id(kernel), num_warps, *constants.values(), *kinds)
     if key in _compiled:
         compiled, tail = _compiled[key]
-        compiled[(programs, 1, 1)](*args, *tail)
+        compiled[(programs, 1, 1)](*values, *tail)
     else:
         compiled = kernel[(programs,)](*args, **constants, num_warps=num_warps, enable_fp_fusion=False)
         _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
-
-
-def _kind(arg: Any) -> Any:
-    """All that Triton specializes a kernel for: type, alignment to 16, the value 1, and the width of an integer."""
-    if isinstance(arg, torch.Tensor):
-        return arg.dtype, arg.data_ptr() % 16 == 0
-    return arg if arg is None or arg == 1 else (arg % 16 == 0, arg > MAX_INT32)
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megatron_ascend_moe.backend.device import target_of
+from megatron_ascend_moe.backend.device import Target, target_of
 from megatron_ascend_moe.backend.launch import ceil_div, launch, next_power_of_two, token_ranges
 from megatron_ascend_moe.kernels.checks import (
     MAX_INDEX,
@@ -66,6 +66,7 @@ def _route_count_kernel(
     EXPERTS: tl.constexpr,  # E, K and the tokens of a tile, as powers of two
     SLOTS: tl.constexpr,
     TOKENS: tl.constexpr,
+    PITCH: tl.constexpr,  # of counts_BE
     MAP_IS_BOOL: tl.constexpr,
     DROP_ZERO: tl.constexpr,
     ASCEND: tl.constexpr,
@@ -123,8 +124,8 @@ def _route_count_kernel(
             empty = in_slots & (slot[None, :] >= routes[:, None])
             tl.store(ids_out_ptr + at, -1, mask=empty)
             tl.store(probs_out_ptr + at, 0.0, mask=empty)
-    tl.store(counts_ptr + program * (E + 1) + expert, count, mask=expert < E)
-    tl.store(counts_ptr + program * (E + 1) + E, tl.sum(overflow, 0))
+    tl.store(counts_ptr + program * PITCH + expert, count, mask=expert < E)
+    tl.store(counts_ptr + program * PITCH + E, tl.sum(overflow, 0))
 
 
 def route_count(
@@ -144,7 +145,7 @@ def route_count(
     programs, tokens = token_ranges(T, route_programs(target, T, E))
     probs_TK = torch.empty((T, topk), dtype=torch.float32, device=probs_TE.device)
     expert_ids_TK = torch.empty((T, topk), dtype=torch.int32, device=probs_TE.device)
-    counts_BE = torch.empty((programs, E + 1), dtype=torch.int32, device=probs_TE.device)
+    counts_BE = _empty_counts(programs, E, target, probs_TE.device)
     is_bool = routing_map_TE.dtype == torch.bool
     if is_bool:
         routing_map_TE = routing_map_TE.view(torch.int64 if by_words else torch.uint8)
@@ -152,10 +153,11 @@ def route_count(
     args += (probs_TE.stride(0), routing_map_TE.stride(0), T, tokens)
     if by_words:
         constants = {"E": E, "K": topk, "WORDS": tile.experts, "SLOTS": tile.slots, "TOKENS": tile.tokens}
+        constants["PITCH"] = counts_BE.stride(0)
         launch(route_count_words_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
     else:
         constants = {"E": E, "K": topk, "MAP_IS_BOOL": is_bool, "DROP_ZERO": drop_zero_probs, **tile.constants}
-        constants["ASCEND"] = target.ascend
+        constants |= {"PITCH": counts_BE.stride(0), "ASCEND": target.ascend}
         launch(_route_count_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
     return probs_TK, expert_ids_TK, counts_BE
 
@@ -216,20 +218,6 @@ def route_count_backward(grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_exper
     return grad_TE.to(dtype)
 
 
-@triton.jit
-def _slot_numbers(ids_ptr, token, in_range, slot, expert, K: tl.constexpr, ASCEND: tl.constexpr):
-    """(ids, numbers): the (tokens, SLOTS) tile of ids, and for each token and expert 1 + the slot that routes the
-    one to the other, 0 where none does: (tokens, EXPERTS) int32."""
-    in_slots = in_range[:, None] & (slot < K)[None, :]
-    ids_tile = tl.load(ids_ptr + (token[:, None] * K + slot[None, :]), mask=in_slots, other=-1)
-    numbers = tl.zeros([token.shape[0], expert.shape[0]], tl.int32)
-    for k in tl.static_range(K):
-        ids = _slot_column(ids_ptr, ids_tile, slot, token, in_range, k, K, ASCEND)
-        mine = _comparable(ids, ASCEND)[:, None] == _comparable(expert, ASCEND)[None, :]
-        numbers = tl.where(mine, k + 1, numbers)
-    return ids_tile, numbers
-
-
 @triton.jit(do_not_specialize=["T", "tokens"])
 def _id_count_kernel(
     ids_ptr,  # (T, K) int32
@@ -241,6 +229,7 @@ def _id_count_kernel(
     EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
     TOKENS: tl.constexpr,
+    PITCH: tl.constexpr,
     ASCEND: tl.constexpr,
 ):
     program = tl.program_id(0)
@@ -251,10 +240,17 @@ def _id_count_kernel(
     count = tl.zeros([EXPERTS], tl.int32)
     for start in range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
-        _, numbers = _slot_numbers(ids_ptr, token, token < last, slot, expert, K, ASCEND)
-        count += tl.sum(tl.minimum(numbers, 1), 0)
-    tl.store(counts_ptr + program * (E + 1) + expert, count, mask=expert < E)
-    tl.store(counts_ptr + program * (E + 1) + E, 0)
+        in_range = token < last
+        in_slots = in_range[:, None] & (slot < K)[None, :]
+        ids_tile = tl.load(ids_ptr + (token[:, None] * K + slot[None, :]), mask=in_slots, other=-1)
+        routed = tl.zeros([TOKENS, EXPERTS], tl.int32)
+        for k in tl.static_range(K):
+            ids = _slot_column(ids_ptr, ids_tile, slot, token, in_range, k, K, ASCEND)
+            mine = _comparable(ids, ASCEND)[:, None] == _comparable(expert, ASCEND)[None, :]
+            routed = tl.where(mine, 1, routed)
+        count += tl.sum(routed, 0)
+    tl.store(counts_ptr + program * PITCH + expert, count, mask=expert < E)
+    tl.store(counts_ptr + program * PITCH + E, 0)
 
 
 def id_count(expert_ids_TK: Tensor, num_experts: int) -> Tensor:
@@ -264,22 +260,22 @@ def id_count(expert_ids_TK: Tensor, num_experts: int) -> Tensor:
     target = target_of(expert_ids_TK.device)
     tile = route_tile(target, num_experts, K, "id_count")
     programs, tokens = token_ranges(T, route_programs(target, T, num_experts))
-    counts_BE = torch.empty((programs, num_experts + 1), dtype=torch.int32, device=expert_ids_TK.device)
+    counts_BE = _empty_counts(programs, num_experts, target, expert_ids_TK.device)
     args = (expert_ids_TK, counts_BE, T, tokens)
-    constants = {"E": num_experts, "K": K, "ASCEND": target.ascend, **tile.constants}
+    constants = {"E": num_experts, "K": K, "ASCEND": target.ascend, **tile.constants, "PITCH": counts_BE.stride(0)}
     launch(_id_count_kernel, target, expert_ids_TK.device, programs, args, constants, tile.num_warps)
     return counts_BE
 
 
 @triton.jit
-def _sum_counts(counts_ptr, lo, hi, expert, E: tl.constexpr, ROWS: tl.constexpr):
+def _sum_counts(counts_ptr, lo, hi, expert, E: tl.constexpr, PITCH: tl.constexpr, ROWS: tl.constexpr):
     """Routes of each expert counted by programs lo..hi-1: (EXPERTS)."""
-    total = tl.zeros([expert.shape[0]], tl.int32)
+    total = tl.zeros([ROWS, expert.shape[0]], tl.int32)
     for start in range(lo, hi, ROWS):
         row = start + tl.arange(0, ROWS)
-        at = counts_ptr + (row[:, None] * (E + 1) + expert[None, :])
-        total += tl.sum(tl.load(at, mask=(row < hi)[:, None] & (expert < E)[None, :], other=0), 0)
-    return total
+        at = counts_ptr + (row[:, None] * PITCH + expert[None, :])
+        total += tl.load(at, mask=(row < hi)[:, None] & (expert < E)[None, :], other=0)
+    return tl.sum(total, 0)
 
 
 @triton.jit(do_not_specialize=["T", "tokens", "programs", "capacity"])
@@ -299,6 +295,7 @@ def _route_place_kernel(
     EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
     TOKENS: tl.constexpr,
+    PITCH: tl.constexpr,
     COUNT_ROWS: tl.constexpr,  # rows of counts_BE read at a time
     PROGRAMS: tl.constexpr,  # B as a power of two
     ASCEND: tl.constexpr,
@@ -306,8 +303,8 @@ def _route_place_kernel(
     program = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     slot = tl.arange(0, SLOTS)
-    before = _sum_counts(counts_ptr, 0, program, expert, E, COUNT_ROWS)
-    total = before + _sum_counts(counts_ptr, program, programs, expert, E, COUNT_ROWS)
+    before = _sum_counts(counts_ptr, 0, program, expert, E, PITCH, COUNT_ROWS)
+    total = before + _sum_counts(counts_ptr, program, programs, expert, E, PITCH, COUNT_ROWS)
     if BINNED:
         kept = tl.minimum(total, capacity)
         padded = tl.zeros([EXPERTS], tl.int32) + capacity
@@ -323,31 +320,27 @@ def _route_place_kernel(
         tl.store(meta_ptr + 3 * E + expert, padded_bins, mask=is_expert)
         tl.store(meta_ptr + 4 * E + expert, kept, mask=is_expert)
         counter = tl.arange(0, PROGRAMS)
-        overflow = tl.load(counts_ptr + counter * (E + 1) + E, mask=counter < programs, other=0)
+        overflow = tl.load(counts_ptr + counter * PITCH + E, mask=counter < programs, other=0)
         tl.store(meta_ptr + 5 * E, tl.sum(overflow, 0))
 
-    start_row = padded_bins - padded
+    next_row = padded_bins - padded + before
     first = program * tokens
     last = tl.minimum(first + tokens, T)
     if ASCEND:
-        _place_one_by_one(
-            ids_ptr, rows_ptr, start_row + before, first, last, capacity, expert, slot, K, BINNED, SLOTS, TOKENS
-        )
+        _place_one_by_one(ids_ptr, rows_ptr, next_row, first, last, capacity, expert, slot, K, BINNED, SLOTS, TOKENS)
     else:
-        for start in range(first, last, TOKENS):
-            token = start + tl.arange(0, TOKENS)
-            in_range = token < last
-            ids_tile, numbers = _slot_numbers(ids_ptr, token, in_range, slot, expert, K, ASCEND)
-            routed = tl.minimum(numbers, 1)
-            rank = before[None, :] + tl.cumsum(routed, 0) - routed
-            before += tl.sum(routed, 0)
-            row = start_row[None, :] + rank + 1  # 0 is left for "no row"
+        at = tl.arange(0, TOKENS * SLOTS)
+        for start in range(first * K, last * K, TOKENS * SLOTS):
+            held = start + at < last * K
+            ids = tl.load(ids_ptr + start + at, mask=held, other=-1)
+            named = tl.maximum(ids, 0)
+            earlier = (ids[:, None] == ids[None, :]) & (at[:, None] < at[None, :])  # the same expert's, before it
+            row = tl.gather(next_row, named, 0) + tl.sum(earlier.to(tl.int32), 0)
+            unrouted = tl.sum((ids < 0).to(tl.int32), 0)  # which the histogram counts as expert 0's
+            next_row += tl.histogram(named, EXPERTS) - tl.where(expert == 0, unrouted, 0)
             if BINNED:
-                row *= tl.minimum(tl.maximum(capacity - rank, 0), 1)
-            rows_tile = tl.gather(row, tl.maximum(ids_tile, 0), 1) - 1
-            rows_tile = tl.where(ids_tile >= 0, rows_tile, -1)
-            at = token[:, None] * K + slot[None, :]
-            tl.store(rows_ptr + at, rows_tile, mask=in_range[:, None] & (slot < K)[None, :])
+                row = tl.where(row < (named + 1) * capacity, row, -1)
+            tl.store(rows_ptr + start + at, tl.where(ids >= 0, row, -1), mask=held)
 
 
 @triton.jit
@@ -405,13 +398,16 @@ def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, cap
     One launch; traffic: 8 T K, and counts_BE once per program (from the cache).
     """
     T, K = check_slots("expert_ids", expert_ids_TK, torch.int32)
-    if counts_BE.dim() != 2 or counts_BE.dtype != torch.int32 or not counts_BE.is_contiguous():
-        raise ValueError(f"counts {tuple(counts_BE.shape)} {counts_BE.dtype}: expected contiguous (B, E + 1) int32")
+    if counts_BE.dim() != 2 or counts_BE.dtype != torch.int32 or counts_BE.stride(1) != 1:
+        raise ValueError(
+            f"counts {tuple(counts_BE.shape)} of {counts_BE.dtype}, strides {counts_BE.stride()}: expected "
+            "(B, E + 1) int32 with unit stride along the experts"
+        )
     programs, E = counts_BE.shape[0], counts_BE.shape[1] - 1
     check_route_sizes(T, E, K)
     if pad_multiple < 1 or capacity < 0:
         raise ValueError(f"pad_multiple={pad_multiple}, capacity={capacity}: expected at least 1 and at least 0")
-    bound = E * capacity if capacity else T * K + E * (pad_multiple - 1)
+    bound = T * K + E * (capacity or pad_multiple - 1)
     if bound > MAX_INDEX:
         raise ValueError(f"a layout of up to {bound} rows: row numbers are int32, at most {MAX_INDEX}")
     target = target_of(expert_ids_TK.device)
@@ -426,10 +422,16 @@ def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, cap
         "MULTIPLE": 1 if capacity else pad_multiple,
         "BINNED": capacity > 0,
     }
-    constants |= {**tile.constants, "COUNT_ROWS": tile.count_rows, "PROGRAMS": next_power_of_two(programs)}
-    num_warps = tile.num_warps if programs <= 128 else tile.num_warps // 2  # two programs a multiprocessor then
-    launch(_route_place_kernel, target, meta.device, programs, args, constants, max(num_warps, 1))
+    constants |= {**tile.constants, "PITCH": counts_BE.stride(0)}
+    constants |= {"COUNT_ROWS": tile.count_rows, "PROGRAMS": next_power_of_two(programs)}
+    launch(_route_place_kernel, target, meta.device, programs, args, constants, tile.num_warps)
     return row_of_slot_TK, meta
+
+
+def _empty_counts(programs: int, num_experts: int, target: Target, device: torch.device) -> Tensor:
+    """(B, E + 1) int32; on CUDA each row starts at 64 bytes, so that the placement reads four counts at a time."""
+    pitch = num_experts + 1 if target.ascend else ceil_div(num_experts + 1, 16) * 16
+    return torch.empty_strided((programs, num_experts + 1), (pitch, 1), dtype=torch.int32, device=device)
 
 
 def _unit_stride(values_TE: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ def route_count_words_kernel(
     WORDS: tl.constexpr,  # E / 8, K and the tokens of a tile (at most 128), as powers of two
     SLOTS: tl.constexpr,
     TOKENS: tl.constexpr,
+    PITCH: tl.constexpr,  # of counts_BE
 ):
     program = tl.program_id(0)
     word = tl.arange(0, WORDS)
@@ -74,6 +75,6 @@ def route_count_words_kernel(
         in_slots = in_range[:, None] & (slot < K)[None, :]
         tl.store(ids_out_ptr + at, tl.where(valid, ids, -1), mask=in_slots)
         tl.store(probs_out_ptr + at, probs, mask=in_slots)
-    counts_at = counts_ptr + program * (E + 1)
+    counts_at = counts_ptr + program * PITCH
     tl.store(counts_at + word[:, None] * 8 + byte[None, :], count, mask=(word < E // 8)[:, None] & (byte < 8)[None, :])
     tl.store(counts_at + E, tl.sum(overflow, 0))

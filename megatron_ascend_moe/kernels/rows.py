@@ -11,9 +11,10 @@ where the Unified Buffer allows; a slot without a row is skipped by a scalar bra
 becomes an unlocked read-modify-write of the destination. What remains element by element are the scalars that ride
 along: their rows are scattered, so each is an element of its own, once a route and outside the loop over columns.
 
-CUDA: one program a token, and in permute a tile of its columns too, so that enough loads and stores are in flight;
-row numbers come from memory (the cache); the K loads of a combine are masked instead of branched around, so that none
-waits for another; pad rows have programs of their own, last in the grid.
+CUDA: one program a token and tile of its columns; row numbers come from memory (the cache); the K loads of a combine
+are masked instead of branched around, so that none waits for another, and the backward moves the K rows as one tile,
+so that their dots take one reduction; pad rows have programs of their own, last in the grid. Rows are read and
+written once: none is worth keeping in the cache.
 """
 
 from typing import NamedTuple
@@ -50,6 +51,7 @@ def _zero_pad_rows(
     H: tl.constexpr,
     COLUMNS: tl.constexpr,
     HAS_SCALARS: tl.constexpr,
+    ASCEND: tl.constexpr,
 ):
     """Zero the rows between the real rows of each segment and its end: every parts-th of an expert's."""
     worker = tl.program_id(0) - first_pad_program
@@ -64,7 +66,11 @@ def _zero_pad_rows(
         for pad_row in range(row, end, parts):
             pad_at = rows_ptr + tl.cast(pad_row, tl.int64) * H
             for start in range(0, H, COLUMNS):
-                tl.store(pad_at + start + column, zeros, mask=start + column < H)
+                at = pad_at + start + column
+                if ASCEND:
+                    tl.store(at, zeros, mask=start + column < H)
+                else:
+                    tl.store(at, zeros, mask=start + column < H, eviction_policy="evict_first")
             if HAS_SCALARS:
                 tl.store(scalars_ptr + pad_row, 0.0)
 
@@ -124,14 +130,16 @@ def _permute_rows_kernel(
             for k in tl.static_range(K):
                 row = tl.load(row_of_slot_ptr + token * K + k)
                 if row >= 0:
-                    tl.store(rows_ptr + row.to(tl.int64) * H + in_tile, values, mask=in_tile < H)
+                    at = rows_ptr + row.to(tl.int64) * H + in_tile
+                    tl.store(at, values, mask=in_tile < H, eviction_policy="evict_first")
                     if HAS_SCALARS:
                         if item % TILES == 0:
                             tl.store(scalars_out_ptr + row, tl.load(scalars_ptr + token * K + k))
     if program >= first_pad_program:
         _zero_pad_rows(
-            rows_ptr, scalars_out_ptr, counts_ptr, padded_bins_ptr, first_pad_program, parts, E, H, COLUMNS, HAS_SCALARS
-        )
+            rows_ptr, scalars_out_ptr, counts_ptr, padded_bins_ptr, first_pad_program, parts, E,
+            H, COLUMNS, HAS_SCALARS, ASCEND,
+        )  # fmt: skip
 
 
 def permute_rows(
@@ -212,25 +220,26 @@ def _combine_rows_kernel(
                             gathered = tl.where(slot == k, tl.load(scalars_ptr + row), gathered)
                     tl.store(scalars_out_ptr + (first + i) * K + slot, gathered, mask=slot < K)
     else:
-        for token in range(tl.program_id(0), T, tl.num_programs(0)):
-            out_at = out_ptr + tl.cast(token, tl.int64) * H
-            for start in range(0, H, COLUMNS):
-                in_row = start + column < H
-                total = tl.zeros([COLUMNS], tl.float32)
-                for k in tl.static_range(K):
-                    row = tl.load(row_of_slot_ptr + token * K + k)
-                    at = rows_ptr + row.to(tl.int64) * rows_stride + start + column
-                    term = tl.load(at, mask=in_row & (row >= 0), other=0.0, eviction_policy="evict_first")
-                    term = term.to(tl.float32)
-                    if HAS_WEIGHTS:
-                        term *= tl.load(weights_ptr + token * K + k, mask=row >= 0, other=0.0)
-                    total += term
-                rounded = total.to(out_ptr.dtype.element_ty)
-                tl.store(out_at + start + column, rounded, mask=in_row, cache_modifier=".cs")
+        TILES: tl.constexpr = (H + COLUMNS - 1) // COLUMNS
+        for item in range(tl.program_id(0), T * TILES, tl.num_programs(0)):
+            token = item // TILES
+            in_tile = (item % TILES) * COLUMNS + column
+            total = tl.zeros([COLUMNS], tl.float32)
+            for k in tl.static_range(K):
+                row = tl.load(row_of_slot_ptr + token * K + k)
+                at = rows_ptr + row.to(tl.int64) * rows_stride + in_tile
+                term = tl.load(at, mask=(in_tile < H) & (row >= 0), other=0.0, eviction_policy="evict_first")
+                term = term.to(tl.float32)
+                if HAS_WEIGHTS:
+                    term *= tl.load(weights_ptr + token * K + k, mask=row >= 0, other=0.0)
+                total += term
+            at = out_ptr + tl.cast(token, tl.int64) * H + in_tile
+            tl.store(at, total.to(out_ptr.dtype.element_ty), mask=in_tile < H, cache_modifier=".cs")
             if HAS_SCALARS:
-                rows = tl.load(row_of_slot_ptr + token * K + slot, mask=slot < K, other=-1)
-                gathered = tl.load(scalars_ptr + rows, mask=rows >= 0, other=0.0)
-                tl.store(scalars_out_ptr + token * K + slot, gathered, mask=slot < K)
+                if item % TILES == 0:
+                    rows = tl.load(row_of_slot_ptr + token * K + slot, mask=slot < K, other=-1)
+                    gathered = tl.load(scalars_ptr + rows, mask=rows >= 0, other=0.0)
+                    tl.store(scalars_out_ptr + token * K + slot, gathered, mask=slot < K)
 
 
 def combine_rows(
@@ -253,7 +262,7 @@ def combine_rows(
     scalars_TK = None
     if scalars_P is not None:
         scalars_TK = torch.empty((T, K), dtype=torch.float32, device=rows_PH.device)
-    grid = _grid(target, T)
+    grid = _grid(target, T * ceil_div(H, tile.columns))
     args = (rows_PH, row_of_slot_TK, weights_TK, scalars_P, out_TH, scalars_TK, rows_PH.stride(0), T)
     constants = {"H": H, "K": K, "ASCEND": target.ascend, "SLOTS": tile.slots, "HAS_WEIGHTS": weights_TK is not None}
     constants |= {"HAS_SCALARS": scalars_P is not None, **tile.constants}
@@ -312,23 +321,26 @@ def _combine_rows_backward_kernel(
                 tl.store(grad_weights_ptr + (first + i) * K + slot, dots, mask=slot < K)
     elif program < token_programs:
         for token in range(program, T, token_programs):
+            rows = tl.load(row_of_slot_ptr + token * K + slot, mask=slot < K, other=-1)
+            weights = tl.load(weights_ptr + token * K + slot, mask=slot < K, other=0.0)[:, None]
             grad_at = grad_ptr + tl.cast(token, tl.int64) * grad_stride
+            row_at = rows_ptr + (rows.to(tl.int64) * rows_stride)[:, None]
+            grad_row_at = grad_rows_ptr + (rows.to(tl.int64) * H)[:, None]
             dots = tl.zeros([SLOTS], tl.float32)
             for start in range(0, H, COLUMNS):
-                in_row = start + column < H
-                grad = tl.load(grad_at + start + column, mask=in_row, other=0.0).to(tl.float32)
-                for k in tl.static_range(K):
-                    row = tl.load(row_of_slot_ptr + token * K + k)
-                    if row >= 0:
-                        row_at = rows_ptr + row.to(tl.int64) * rows_stride + start + column
-                        values = tl.load(row_at, mask=in_row, other=0.0).to(tl.float32)
-                        scaled = grad * tl.load(weights_ptr + token * K + k)
-                        grad_row_at = grad_rows_ptr + row.to(tl.int64) * H + start + column
-                        tl.store(grad_row_at, scaled.to(grad_rows_ptr.dtype.element_ty), mask=in_row)
-                        dots = tl.where(slot == k, dots + tl.sum(grad * values, 0), dots)
-            tl.store(grad_weights_ptr + token * K + slot, dots, mask=slot < K)
+                at = start + column
+                grad = tl.load(grad_at + at, mask=at < H, other=0.0, eviction_policy="evict_first").to(tl.float32)[None, :]
+                kept = (rows >= 0)[:, None] & (at < H)[None, :]
+                values = tl.load(row_at + at[None, :], mask=kept, other=0.0, eviction_policy="evict_first")
+                scaled = (grad * weights).to(grad_rows_ptr.dtype.element_ty)
+                tl.store(grad_row_at + at[None, :], scaled, mask=kept, eviction_policy="evict_first")
+                dots += tl.sum(grad * values.to(tl.float32), 1)
+            # a slot without a row has 0 even where the gradient is not finite
+            tl.store(grad_weights_ptr + token * K + slot, tl.where(rows >= 0, dots, 0.0), mask=slot < K)
     if program >= first_pad_program:
-        _zero_pad_rows(grad_rows_ptr, None, counts_ptr, padded_bins_ptr, first_pad_program, parts, E, H, COLUMNS, False)
+        _zero_pad_rows(
+            grad_rows_ptr, None, counts_ptr, padded_bins_ptr, first_pad_program, parts, E, H, COLUMNS, False, ASCEND
+        )
 
 
 def combine_rows_backward(

@@ -88,10 +88,12 @@ def _cuda_route_tile(E: int, K: int, kernel: str) -> RouteTile:
     experts = max(2, next_power_of_two(E))  # Triton-Ascend's interpreter cannot scan a single element
     if kernel == "route_count_backward":
         return RouteTile(experts, slots, max(1, min(64, 2048 // experts)), 1, 4)
+    if kernel == "route_place":  # 128 routes are compared with each other at a time
+        return RouteTile(experts, slots, max(1, 128 // slots), max(1, min(64, 16384 // experts)), 4)
     rows = max(1, 8192 // experts)
     tokens = min(64 if E <= 32 else 32, rows)
     num_warps = max(1, min(8, tokens * experts // 64))
-    return RouteTile(experts, slots, tokens, min(64, rows), num_warps)
+    return RouteTile(experts, slots, tokens, 1, num_warps)
 
 
 # Live buffers by kernel: rows that a DMA fills or drains, fp32 rows that vector instructions work on, and vectors of a
@@ -120,22 +122,25 @@ def row_tile(kernel: str, target: Target, H: int, K: int, itemsize: int) -> RowT
 def _cuda_row_tile(kernel: str, H: int, K: int, itemsize: int) -> tuple[int, int]:
     """(columns, warps) of a row kernel on CUDA: the best of a sweep on an H200, by kernel, K and element size."""
     widest, num_warps = _CUDA_ROW_TILES[kernel, "few" if K <= 2 else "many", itemsize]
+    if kernel == "combine_rows_backward":  # holds K rows of its columns in registers
+        widest = max(widest // next_power_of_two(K), 32)
     columns = min(next_power_of_two(H), widest)
     return columns, max(1, min(num_warps, columns * itemsize // (16 * 32)))
 
 
-# (kernel, slots, bytes of an element): (columns, warps); many rows a token leave fewer registers to each.
+# (kernel, slots, bytes of an element): (columns, of the backward times slots; warps). With many destinations a token,
+# the memory takes a row best from one warp, whole.
 _CUDA_ROW_TILES = {
-    ("permute_rows", "few", 2): (1024, 4),
+    ("permute_rows", "few", 2): (2048, 8),
     ("permute_rows", "few", 4): (1024, 8),
-    ("permute_rows", "many", 2): (2048, 8),
-    ("permute_rows", "many", 4): (1024, 8),
-    ("combine_rows", "few", 2): (4096, 8),
-    ("combine_rows", "few", 4): (2048, 8),
-    ("combine_rows", "many", 2): (2048, 8),
+    ("permute_rows", "many", 2): (8192, 1),
+    ("permute_rows", "many", 4): (8192, 1),
+    ("combine_rows", "few", 2): (2048, 8),
+    ("combine_rows", "few", 4): (1024, 4),
+    ("combine_rows", "many", 2): (1024, 8),
     ("combine_rows", "many", 4): (1024, 8),
-    ("combine_rows_backward", "few", 2): (8192, 4),
-    ("combine_rows_backward", "few", 4): (8192, 8),
-    ("combine_rows_backward", "many", 2): (8192, 4),
-    ("combine_rows_backward", "many", 4): (8192, 8),
+    ("combine_rows_backward", "few", 2): (4096, 4),
+    ("combine_rows_backward", "few", 4): (2048, 4),
+    ("combine_rows_backward", "many", 2): (16384, 4),
+    ("combine_rows_backward", "many", 4): (8192, 4),
 }

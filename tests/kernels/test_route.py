@@ -219,7 +219,7 @@ def test_route_place_refuses(triton_kernels, device):
     counts = torch.zeros(1, 9, dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match="expert_ids .*expected contiguous"):
         triton_kernels.route_place(ids.long(), counts, 1, 0)
-    with pytest.raises(ValueError, match=r"counts .*expected contiguous \(B, E \+ 1\) int32"):
+    with pytest.raises(ValueError, match=r"counts .*expected \(B, E \+ 1\) int32 with unit stride"):
         triton_kernels.route_place(ids, counts[0], 1, 0)
     with pytest.raises(ValueError, match="pad_multiple=0"):
         triton_kernels.route_place(ids, counts, 0, 0)

@@ -140,6 +140,19 @@ def test_a_nan_row_or_weight_stays_with_its_token(implementation, device):
     assert out_TH[1:].tolist() == [[0.5] * 3, [2.0] * 3]
 
 
+def test_a_slot_without_a_row_has_no_gradient_even_of_a_nan_gradient(implementation, device):
+    row_of_slot_TK = torch.tensor([[0, 1], [2, -1]], dtype=torch.int32, device=device)
+    counts_E = torch.tensor([3], dtype=torch.int32, device=device)
+    grad_TH = torch.tensor([[1.0] * 3, [float("inf"), float("nan"), 1.0]], device=device)
+    y_PH, weights_TK = torch.ones(3, 3, device=device), torch.ones(2, 2, device=device)
+    _, grad_weights_TK = implementation.combine_rows_backward(
+        grad_TH, y_PH, row_of_slot_TK, weights_TK, counts_E, counts_E
+    )
+    assert grad_weights_TK[0].tolist() == [3.0, 3.0]
+    assert grad_weights_TK[1, 0].isnan()
+    assert grad_weights_TK[1, 1] == 0
+
+
 def test_row_kernels_refuse(triton_kernels, device):
     case = Case(T=4, E=3, K=2, H=8)
     plan = layout(case, device)
