@@ -15,6 +15,8 @@ def names():
     found = {
         "moe_layer.MoEAlltoAllTokenDispatcher": moe_layer.MoEAlltoAllTokenDispatcher,
         "token_dispatcher.MoEAlltoAllTokenDispatcher": token_dispatcher.MoEAlltoAllTokenDispatcher,
+        "moe_layer.MoEFlexTokenDispatcher": moe_layer.MoEFlexTokenDispatcher,
+        "moe_layer.MoEAllGatherTokenDispatcher": moe_layer.MoEAllGatherTokenDispatcher,
         "moe_utils.te_general_gemm": getattr(moe_utils, "te_general_gemm", "missing"),
         "WrappedTorchNorm.__new__": WrappedTorchNorm.__dict__["__new__"],
     }
@@ -40,13 +42,13 @@ def changed_names():
     return changed(during), changed(after)
 
 
-def dispatcher_class(installed, attribute=None):
+def dispatcher_class(installed, attribute=None, dispatcher_type="alltoall"):
     """Class name of a layer's dispatcher under install(None) or install(DispatchConfig()), and what verify says."""
     from megatron_ascend_moe import DispatchConfig, plugin
 
     plugin.install(DispatchConfig() if installed else None)
     try:
-        config = build_config(LAYOUT)
+        config = build_config(LAYOUT, moe_token_dispatcher_type=dispatcher_type)
         if attribute is not None:
             config.moe_ascend_dispatcher = attribute
         model = build_model(config, LAYOUT)

@@ -29,6 +29,21 @@ def test_selection(distributed_pool, installed, attribute, name):
         assert "2 of 2 MoE layers use MoEAlltoAllTokenDispatcher, expected AscendTokenDispatcher" in verified
 
 
+def test_another_dispatcher_stays_where_ours_is_not_selected(distributed_pool):
+    """And where it is, the support table's rows of moe_token_dispatcher_type hold the refusal."""
+    job = {"installed": True, "attribute": False, "dispatcher_type": "allgather"}
+    ((name, _, module),) = distributed_pool(1).submit("tests.plugin_jobs:dispatcher_class", **job)
+    assert name == "MoEAllGatherTokenDispatcher" and module.startswith("megatron.core.")
+
+
+def test_an_attribute_that_is_no_setting_is_refused(distributed_pool):
+    from tests.distributed_pool import JobFailed
+
+    host = {"moe_ascend_dispatcher": True, "moe_ascend_pad_mulitple": 8}
+    with pytest.raises(JobFailed, match="moe_ascend_pad_mulitple, which is no setting: expected one of moe_ascend_ch"):
+        distributed_pool(1).submit("tests.plugin_jobs:resolved", host=host)
+
+
 def test_settings_come_from_config_then_arguments_then_install(distributed_pool):
     ((settings, origins),) = distributed_pool(1).submit(
         "tests.plugin_jobs:resolved",
