@@ -108,14 +108,16 @@ def state_dict_keys():
     return keys
 
 
-def wrong_width(ep, checked_mode):
-    """A layer whose router gives rank 0 three routes where top-2 is configured."""
+def wrong_width(ep, settings, config=None):
+    """What a layer says, or its loads when they are read, whose router gives rank 0 three routes where top-2 is
+    configured."""
     from megatron_ascend_moe import DispatchConfig, plugin
+    from megatron_ascend_moe.observe.metrics import read_loads
 
     layout = LAYOUT | {"ep": ep}
-    plugin.install(DispatchConfig(checked=checked_mode))
+    plugin.install(DispatchConfig(**settings))
     try:
-        layer = build_model(build_config(layout), layout).decoder.layers[0].mlp
+        layer = build_model(build_config(layout, **(config or {})), layout).decoder.layers[0].mlp
         routed = torch.zeros(16, 8, dtype=torch.bool)
         routed[:, :2] = True
         routed[3, 2] = torch.distributed.get_rank() == 0
@@ -123,7 +125,11 @@ def wrong_width(ep, checked_mode):
         try:
             layer(torch.randn(16, 1, 32))
         except ValueError as error:
-            return str(error)
+            return "forward", str(error)
+        try:
+            read_loads([layer.token_dispatcher], torch.device("cpu"), torch.distributed.group.WORLD)
+        except ValueError as error:
+            return "loads", str(error)
     finally:
         plugin.uninstall()
     return None

@@ -92,9 +92,20 @@ def test_no_new_state_dict_keys(distributed_pool):
     assert stock == ours and stock
 
 
-@pytest.mark.parametrize(("world", "checked_mode"), [(1, True), (1, False), (2, False)])
-def test_too_many_routes_raise(distributed_pool, world, checked_mode):
-    """Unchecked, the counter rides in the counts' collective, so every rank raises; checked, the rank that has it."""
-    answers = distributed_pool(world).submit("tests.plugin_jobs:wrong_width", ep=world, checked_mode=checked_mode)
-    for answer in answers:
-        assert answer is not None and "1 rows of the routing map hold more than moe_router_topk=2" in answer
+@pytest.mark.parametrize(
+    ("world", "settings", "config", "where"),
+    [
+        (1, {"checked": True}, {}, "forward"),
+        (1, {}, {}, "forward"),
+        (2, {}, {}, "forward"),
+        (1, {"layout": "binned"}, {"moe_expert_capacity_factor": 4.0}, "loads"),
+        (2, {"layout": "binned"}, {"moe_expert_capacity_factor": 4.0}, "loads"),
+    ],
+)
+def test_too_many_routes_raise(distributed_pool, world, settings, config, where):
+    """The counter rides in the counts' collective, so every rank raises; without a sync, where the loads are read.
+    Checked mode raises on the rank that has them."""
+    job = {"ep": world, "settings": settings, "config": config}
+    for answer in distributed_pool(world).submit("tests.plugin_jobs:wrong_width", **job):
+        assert answer is not None and answer[0] == where
+        assert "1 rows of the routing map hold more than moe_router_topk=2" in answer[1]
