@@ -94,14 +94,14 @@ def refusal(settings, config):
 
 
 def state_dict_keys():
-    """Keys of a model built stock, and built with the plugin."""
+    """Keys of a model built without the plugin, with it installed, and with it selected."""
     from megatron.core import parallel_state
 
     from megatron_ascend_moe import DispatchConfig, plugin
 
     keys = []
-    for settings in (None, DispatchConfig()):
-        plugin.install(settings)
+    for enter in (lambda: None, plugin.install, lambda: plugin.install(DispatchConfig())):
+        enter()
         keys.append(sorted(build_model(build_config(LAYOUT), LAYOUT).state_dict()))
         plugin.uninstall()
         parallel_state.destroy_model_parallel()

@@ -88,8 +88,8 @@ def test_layouts_that_cannot_work_are_refused_at_start_up(distributed_pool, sett
 
 
 def test_no_new_state_dict_keys(distributed_pool):
-    ((stock, ours),) = distributed_pool(1).submit("tests.plugin_jobs:state_dict_keys")
-    assert stock == ours and stock
+    ((stock, installed, ours),) = distributed_pool(1).submit("tests.plugin_jobs:state_dict_keys")
+    assert stock == installed == ours and stock
 
 
 @pytest.mark.parametrize(
