@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import torch
 
@@ -61,7 +61,8 @@ def fingerprints(hidden: int, experts: int, topk: int, dtype: str, soc: str) -> 
     for operation in operations(hidden, experts, topk, DTYPES[dtype]):
         chip.launches.clear()
         operation.launch()
-        found.update({operation.name: launch.fingerprint for launch in chip.launches})
+        (launch,) = chip.launches
+        found[operation.name] = launch.fingerprint
     return found
 
 
@@ -83,6 +84,8 @@ def compile_all(socs: Iterable[str], jobs: int) -> list[KernelReport]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         done = [pool.submit(compile_shape, *arguments) for arguments in work]
+        for number, _ in enumerate(as_completed(done), 1):
+            print(f"compile: {number} of {len(done)} shapes", file=sys.stderr)
         return [one for future in done for one in future.result()]
 
 

@@ -7,6 +7,7 @@ order of `columns`. The fingerprints of the IR tell whether a file still speaks 
 import dataclasses
 import importlib.metadata
 import json
+import os
 from pathlib import Path
 
 from megatron_ascend_moe.toolchain import locate
@@ -29,7 +30,7 @@ def to_json(reports: list[KernelReport], arguments: list[str]) -> str:
         lines = ",\n".join(f"   {json.dumps(kernel)}" for kernel in kernels)
         socs.setdefault((*shape, lines), []).append(soc)
     head = {
-        "command": " ".join(["python -m megatron_ascend_moe compile", *arguments]),
+        "command": _command(arguments),
         "compiler": locate.bishengir_version(),
         "front end": f"triton-ascend {importlib.metadata.version('triton-ascend')}",
         "note": NO_DEVICE,
@@ -42,6 +43,11 @@ def to_json(reports: list[KernelReport], arguments: list[str]) -> str:
     ]  # fmt: skip
     top = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items())
     return "{\n" + top + ',\n "shapes": [\n' + ",\n".join(entries) + "\n ]\n}"
+
+
+def _command(arguments: list[str]) -> str:
+    command = " ".join(["python -m megatron_ascend_moe compile", *arguments])
+    return f"{locate.BISHENGIR_VARIABLE}=… {command}" if os.environ.get(locate.BISHENGIR_VARIABLE) else command
 
 
 def from_json(text: str) -> list[KernelReport]:
