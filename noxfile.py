@@ -23,9 +23,10 @@ TEST_TOOLS = ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
 PROJECT_NEEDS = ["numpy<2.4", "PyYAML", "matplotlib", "psutil", "tensorboard", "tqdm"]
 PARALLEL = ["-n", "2", "--dist", "worksteal"]
 
-# What touches the host; every setting on this version is run by `python tests/breadth/matrix.py --version 0.15.3`.
+# What touches the host; the kernels and the tools do not know its version.
 OLDEST_CORE_TESTS = ["tests/test_plugin.py", "tests/test_dispatcher.py", "tests/test_parity.py", "tests/test_faults.py"]
 OLDEST_CORE_TESTS += ["tests/test_beside_others.py", "tests/observe/test_metrics.py"]
+OLDEST_CORE_TESTS += ["tests/breadth/test_subset.py", "tests/breadth/test_fields.py"]
 
 nox.options.error_on_missing_interpreters = IN_CI
 nox.options.reuse_existing_virtualenvs = True

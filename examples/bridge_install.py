@@ -1,12 +1,13 @@
 """The dispatcher in a driver that builds its configuration in Python: Megatron Bridge, or your own loop.
 
-    torchrun --nproc-per-node 8 examples/bridge_install.py      # Megatron Bridge's Qwen3-30B-A3B recipe, mock data
-    python examples/bridge_install.py --smoke                   # megatron-core alone, on a CPU, in seconds
+    torchrun --nnodes 2 --nproc-per-node 8 … examples/bridge_install.py    # Megatron Bridge's Qwen3-30B-A3B recipe
+    python examples/bridge_install.py --smoke                              # megatron-core alone, on a CPU, in seconds
 
 Both do the same three things: `install(DispatchConfig(...))` before the model is built, then build it as always,
 then `verify(model)`, which raises where a MoE layer uses another dispatcher. `uninstall()` gives Megatron its own
-names back. The Bridge part follows its public API (recipes, `pretrain`, `Callback`) as of release 0.6; it needs
-Megatron Bridge and TransformerEngine and has not been run by this repository's tests.
+names back. The Bridge part is for release 0.6 with TransformerEngine; its recipe is for 16 GPUs, on mock data, and reads
+the model's configuration from the Hugging Face hub. It was never run on GPUs: tests/bridge_by_hand.py ran it with the
+real Bridge 0.6.2 and a tiny model on CPUs, and the suite runs it with a stand-in for Bridge.
 """
 
 import argparse
@@ -33,8 +34,10 @@ def pretrain_with_bridge() -> None:
             )
 
     config = qwen3_30b_a3b_pretrain_config()
-    config.model.moe_token_dispatcher_type = "alltoall"  # the dispatcher takes the place of this one
+    config.model.moe_token_dispatcher_type = "alltoall"  # the dispatcher takes the place of this one; the recipe has flex
+    config.model.moe_flex_dispatcher_backend = None
     config.model.moe_permute_fusion = False  # its permute is always fused
+    config.model.cuda_graph_impl = "none"  # the recipe captures the dispatch, whose rows depend on the data when padded
     megatron_ascend_moe.install(SETTINGS)
     pretrain(config, forward_step, callbacks=[Verify()])
 

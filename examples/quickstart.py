@@ -12,6 +12,8 @@ The text is the English documentation that ships inside Python, read byte by byt
 Nothing is trained on an accelerator here: the CPU host and the plain-torch kernels do the work.
 """
 
+from __future__ import annotations  # a Python that is too old shall get as far as being told so
+
 import argparse
 import os
 import signal
@@ -27,19 +29,26 @@ OLDEST, NEWEST = (3, 10), (3, 13)  # Pythons for which megatron-core has wheels
 # the newest megatron-core that has a wheel for this Python is pip's to find
 PACKAGES = ["torch", "megatron-core>=0.15.3", "numpy<2.4", "PyYAML", "matplotlib", "tqdm"]
 WORLD_SIZE = 2
+SHORTEST_TEXT = 1000  # bytes
 PATIENCE = 5.0  # seconds that a process may take to end when it is asked to
 
 
 def main() -> int:
     arguments = _parse()
-    python = sys.executable if arguments.this_environment else _environment()
+    try:
+        return _train(sys.executable if arguments.this_environment else _environment(), arguments)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def _train(python: str, arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="quickstart-") as folder:
-        workers = [_start(python, rank, Path(folder) / "rendezvous", arguments) for rank in range(WORLD_SIZE)]
+        workers: list[subprocess.Popen] = []
         try:
+            for rank in range(WORLD_SIZE):
+                workers.append(_start(python, rank, Path(folder) / "rendezvous", arguments))
             return _wait(workers)
-        except KeyboardInterrupt:
-            print("\ninterrupted", file=sys.stderr)
-            return 130
         finally:
             _end(workers)
 
@@ -55,14 +64,35 @@ def _parse() -> argparse.Namespace:
         help="install nothing: this Python already has torch, megatron-core, matplotlib and tqdm",
     )
     arguments = parser.parse_args()
-    if arguments.data and not Path(arguments.data).is_file():
-        parser.error(f"--data {arguments.data!r} is not a file")
-    if arguments.steps < 1:
-        parser.error(f"--steps {arguments.steps}: expected at least 1")
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         names = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
         parser.error(f"this is Python {sys.version.split()[0]}; megatron-core has wheels for {names}: use one of those")
+    if arguments.steps < 1:
+        parser.error(f"--steps {arguments.steps}: expected at least 1")
+    for problem in filter(None, (_problem_with_text(arguments.data), _problem_with_folder(arguments.out))):
+        parser.error(problem)
     return arguments
+
+
+def _problem_with_text(data: str | None) -> str | None:
+    if data is None:
+        return None
+    path = Path(data)
+    if not path.is_file() or not os.access(path, os.R_OK):
+        return f"--data {data!r} is not a file that can be read: expected a text"
+    if path.stat().st_size < SHORTEST_TEXT:
+        return f"--data {data!r} holds {path.stat().st_size} bytes, expected at least {SHORTEST_TEXT}: give a longer text"
+    return None
+
+
+def _problem_with_folder(out: str) -> str | None:
+    """Found before the training whose results go there, not after it."""
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        return f"--out {out!r} cannot be written ({error.strerror}): give a folder that can"
+    return None
 
 
 def _environment() -> str:
@@ -72,8 +102,13 @@ def _environment() -> str:
     wanted = "\n".join([sys.version, *PACKAGES])
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"making {ENVIRONMENT}: torch is a large download, once", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "--prefer-binary", *PACKAGES], check=True)
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)],
+            [str(python), "-m", "pip", "install", "-q", "--prefer-binary", *PACKAGES],
+        ):
+            code = subprocess.run(command).returncode
+            if code:
+                sys.exit(f"quickstart.py: `{' '.join(command)}` ended with exit code {code}; its own message is above")
         stamp.write_text(wanted)
     return str(python)
 

@@ -46,7 +46,7 @@ def write_report(folder: Path, results: list[Result], compared_with: dict[str, s
     for result in results:
         record["runs"].append({**asdict(result), "final_loss": result.final_loss})
     (folder / "results.json").write_text(json.dumps(record, indent=1) + "\n")
-    _draw(folder / "curves.png", results)
+    _draw(folder / "curves.png", results, compared_with)
     print(f"\nwritten: {folder / 'curves.png'}, {folder / 'results.json'}", flush=True)
 
 
@@ -77,23 +77,28 @@ def _table(results: list[Result], comparisons: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
-def _draw(path: Path, results: list[Result]) -> None:
-    """Left: the losses, the later curves thinner, so that equal ones can be told apart. Right: the speeds."""
-    figure, (losses, speeds) = plt.subplots(1, 2, figsize=(12, 4.5), width_ratios=(3, 2), layout="constrained")
-    for number, result in enumerate(results):
-        width = 1.0 + 1.2 * (len(results) - 1 - number)
-        losses.plot(range(1, len(result.losses) + 1), result.losses, linewidth=width, label=result.name)
-    losses.set(xlabel="step", ylabel="loss (nats per byte)", title="Training loss, mean of the two processes")
-    losses.xaxis.get_major_locator().set_params(integer=True)
-    losses.legend()
-    losses.grid(alpha=0.3)
+def _draw(path: Path, results: list[Result], compared_with: dict[str, str | None]) -> None:
+    """One panel of losses for each stock run: its curve wide and pale, those compared with it thin and dark on top of
+    it, so that equal ones can be told apart. On the right the speeds."""
+    stock = [result for result in results if compared_with[result.name] is None]
+    figure, axes = plt.subplots(1, len(stock) + 1, figsize=(5 * len(stock) + 5, 4.5), layout="constrained")
+    colors = {result.name: f"C{number}" for number, result in enumerate(results)}
+    for panel, reference in zip(axes, stock, strict=False):
+        steps = range(1, len(reference.losses) + 1)
+        panel.plot(steps, reference.losses, color=colors[reference.name], linewidth=6, alpha=0.3, label=reference.name)
+        ours = [result for result in results if compared_with[result.name] == reference.name]
+        for result, style in zip(ours, ("-", "--"), strict=False):
+            panel.plot(steps, result.losses, style, color=colors[result.name], linewidth=1.2, label=result.name)
+        panel.set(xlabel="step", ylabel="loss (nats per byte)", title="Training loss, mean of the two processes")
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.legend()
+        panel.grid(alpha=0.3)
     names = [result.name for result in results]
-    bars = speeds.barh(
-        names, [result.ms_per_iteration for result in results], color=[f"C{i}" for i in range(len(names))]
-    )
+    speeds = axes[-1]
+    bars = speeds.barh(names, [result.ms_per_iteration for result in results], color=[colors[name] for name in names])
     speeds.bar_label(bars, fmt="%.0f ms", padding=3)
-    speeds.margins(x=0.15)
+    speeds.margins(x=0.2)
     speeds.invert_yaxis()
     speeds.set(xlabel="ms per iteration (median)", title="Speed on this machine's CPU")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
     plt.close(figure)

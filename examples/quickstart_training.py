@@ -7,6 +7,7 @@ the way in. Started by quickstart.py.
 import argparse
 import ctypes
 import importlib
+import importlib.metadata
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ from pathlib import Path
 # the screen is for the progress bar: Megatron's notices are about TransformerEngine and Apex, which a laptop lacks
 warnings.filterwarnings("ignore")
 logging.getLogger("megatron").setLevel(logging.ERROR)
+logging.getLogger("megatron_ascend_moe").setLevel(logging.WARNING)
 
 from megatron_ascend_moe.host import cpu, router_gemm  # noqa: E402
 
@@ -28,7 +30,6 @@ cpu.enable()  # before Megatron is imported
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from megatron.core import __version__ as megatron_version  # noqa: E402
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
     DistributedDataParallel,
@@ -88,6 +89,7 @@ def main() -> None:
     )
     parallel_state.initialize_model_parallel(expert_model_parallel_size=world_size)
     text, source = _read_text(arguments.data)
+    megatron_version = importlib.metadata.version("megatron-core")  # its own __version__ has the commit of this clone
     if rank == 0:
         print(
             f"megatron-core {megatron_version}, torch {torch.__version__}, Python {sys.version.split()[0]}, CPU\n"
@@ -129,8 +131,6 @@ def _read_text(data: str | None) -> tuple[torch.Tensor, str]:
     else:
         topics = importlib.import_module("pydoc_data.topics").topics
         raw, source = "\n\n".join(topics.values()).encode("utf-8"), "Python's own documentation"
-    if len(raw) <= SEQUENCE + 1:
-        raise ValueError(f"{source} holds {len(raw)} bytes, expected more than {SEQUENCE + 1}: give a longer text")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8), source
 
 

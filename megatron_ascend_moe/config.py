@@ -83,11 +83,23 @@ class Refusal:
     message: str
 
 
-def _captures_preprocess(host: Any) -> bool:
-    """Whether the host captures `dispatch_preprocess` in a partial graph (the setting's name has changed)."""
+def _captured_parts(host: Any) -> set[str]:
+    """Names of the parts of a layer that the host captures in graphs of their own; "layer" is all of it.
+
+    The fields' names and the way of saying "all" have changed: an empty list, or "full".
+    """
+    if getattr(host, "cuda_graph_impl", "none") == "none":
+        return set()
     scope = getattr(host, "cuda_graph_modules", None) or getattr(host, "cuda_graph_scope", None) or ()
     scope = scope.split(",") if isinstance(scope, str) else scope
-    return any(getattr(part, "name", part) == "moe_preprocess" for part in scope)
+    return {getattr(part, "name", part) for part in scope} - {"full"} or {"layer"}
+
+
+def _captures_whole_dispatch(host: Any) -> bool:
+    """Whether a graph is to hold a MoE layer's dispatch from end to end while it trains."""
+    if getattr(host, "moe_pad_experts_for_cuda_graph_inference", False):
+        return False  # captured while decoding only, which switches padding to capacity on
+    return bool(_captured_parts(host) & {"layer", "full_iteration", "moe"})
 
 
 def pads_for_quantization(host: Any) -> bool:
@@ -120,11 +132,17 @@ REFUSALS = (
         "flag (the experts then pad for themselves), or use layout='auto' without moe_pad_expert_input_to_capacity",
     ),
     Refusal(
+        lambda ours, host: "moe_preprocess" in _captured_parts(host),
+        "graph capture of moe_preprocess is not supported, got it in the graph's scope: the plan would stay in the "
+        "graph while the rest of the layer runs outside; take moe_preprocess out (with cuda_graph_impl=local also "
+        "moe_router, which brings it)",
+    ),
+    Refusal(
         lambda ours, host: ours.layout != "binned"
         and not host.moe_pad_expert_input_to_capacity
-        and _captures_preprocess(host),
-        "graph capture of moe_preprocess needs static shapes, got the padded layout, whose rows depend on the "
-        "data: set --moe-pad-expert-input-to-capacity, or take moe_preprocess out of the graph's scope",
+        and _captures_whole_dispatch(host),
+        "graph capture of a whole MoE layer needs static shapes, got the padded layout, whose rows depend on the "
+        "data: set --moe-pad-expert-input-to-capacity, or name the parts to capture (attn, moe_router)",
     ),
 )
 

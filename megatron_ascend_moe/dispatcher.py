@@ -91,9 +91,9 @@ class AscendTokenDispatcher(MoETokenDispatcher):
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor):
         """(…, H), (T, E) bool, (T, E) -> rows (>= R, H) and their probabilities fp32, in expert order."""
         hidden_TH = hidden_states.reshape(-1, hidden_states.shape[-1])
-        self._prepare(hidden_TH.device)
+        capacity = self._capacity(hidden_TH.shape[0])
+        self._prepare(hidden_TH.device, capacity)
         with checked(self.settings.checked):
-            capacity = self._capacity(hidden_TH.shape[0])
             probs_TK, plan = self._plan(probs, routing_map, capacity)
         if self.shared_experts is not None:
             self.shared_experts.pre_forward_comm(hidden_states)
@@ -166,18 +166,19 @@ class AscendTokenDispatcher(MoETokenDispatcher):
             output = output + self.shared_experts.get_output()
         return output
 
-    def _prepare(self, device: torch.device) -> None:
+    def _prepare(self, device: torch.device, capacity: int | None) -> None:
         """Before the first forward's collectives: choose the kernels, and agree on the settings with the group."""
         if self._kernels is None:
             self._kernels = kernels.select(self.settings.kernels, device)
             if not self.single_rank:
-                check_agreement(self._must_agree(), self.tp_ep_group)
+                check_agreement(self._must_agree(capacity), self.tp_ep_group)
 
-    def _must_agree(self) -> dict[str, Any]:
+    def _must_agree(self, capacity: int | None) -> dict[str, Any]:
         host = self.config
         return {
             **asdict(self.settings),
             "version": __version__,
+            "capacity": capacity,  # binned splits are equal by this alone: it is where unequal tokens would show
             "kernels": self._kernels.name,
             "num_moe_experts": host.num_moe_experts,
             "moe_router_topk": host.moe_router_topk,

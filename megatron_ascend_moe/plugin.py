@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "moe_ascend_"  # of flags' destinations and of attributes on a TransformerConfig
 SELECTED = PREFIX + "dispatcher"  # true where `--moe-token-dispatcher-type ascend` was given
 _STOCK_NAME = "MoEAlltoAllTokenDispatcher"
+_OTHER_NAMES = {"allgather": "MoEAllGatherTokenDispatcher", "flex": "MoEFlexTokenDispatcher"}
 _INHERITED = object()  # the class had the name from a base class only
 
 
@@ -67,6 +68,8 @@ def install(config: DispatchConfig | None = None) -> None:
         return
     _installation = _Installation(config, [], set(), [], [])
     _installation.replace(moe_layer, _STOCK_NAME, _build_dispatcher)
+    for type_name, class_name in _OTHER_NAMES.items():
+        _installation.replace(moe_layer, class_name, _unless_selected(type_name, class_name))
     _installation.replace(moe_layer.MoELayer, "set_layer_number", _numbering(moe_layer.MoELayer.set_layer_number))
     _report_loads()
     # what somebody else provided before stays after uninstall, too
@@ -123,8 +126,10 @@ def resolve_settings(host: Any) -> tuple[DispatchConfig | None, dict[str, str]]:
         The frozen settings, or None where the layer does not select the dispatcher; and each field's origin.
 
     Raises:
-        ValueError: a value outside its choices, or `--moe-ascend-*` settings without the dispatcher selected.
+        ValueError: a value outside its choices, an attribute `moe_ascend_…` that is no setting, or settings without
+            the dispatcher selected.
     """
+    _refuse_unknown(host)
     args = _megatron_args()
     installed = _installation.config if _installation is not None else None
     values, origins = {}, {}
@@ -152,6 +157,16 @@ def resolve_settings(host: Any) -> tuple[DispatchConfig | None, dict[str, str]]:
     return DispatchConfig(**values), origins
 
 
+def _refuse_unknown(host: Any) -> None:
+    known = {SELECTED, *(PREFIX + setting.name for setting in fields(DispatchConfig))}
+    unknown = sorted(name for name in vars(host) if name.startswith(PREFIX) and name not in known)
+    if unknown:
+        raise ValueError(
+            f"the TransformerConfig has {', '.join(unknown)}, which is no setting: expected one of "
+            f"{', '.join(sorted(known))}"
+        )
+
+
 def _build_dispatcher(num_local_experts: int, local_expert_indices: list[int], config: Any, pg_collection: Any = None):
     """What MoELayer calls by the stock class's name; builds the selected dispatcher or the stock one."""
     settings, origins = resolve_settings(config)
@@ -168,6 +183,21 @@ def _build_dispatcher(num_local_experts: int, local_expert_indices: list[int], c
     dispatcher = AscendTokenDispatcher(num_local_experts, local_expert_indices, config, pg_collection, settings)
     _installation.dispatchers.append(weakref.ref(dispatcher))
     return dispatcher
+
+
+def _unless_selected(type_name: str, class_name: str) -> Callable:
+    """What MoELayer calls by the name of another dispatcher's class: that class, or an error for layers that select
+    this dispatcher, which would silently not serve them."""
+
+    def build(*args, config: Any, **kwargs):
+        if resolve_settings(config)[0] is not None:
+            raise ValueError(
+                f"the dispatcher is selected, but moe_token_dispatcher_type={type_name!r} builds another one: set "
+                "moe_token_dispatcher_type='alltoall', or config.moe_ascend_dispatcher = False for these layers"
+            )
+        return getattr(token_dispatcher, class_name)(*args, config=config, **kwargs)
+
+    return build
 
 
 def _numbering(set_layer_number: Any) -> Any:

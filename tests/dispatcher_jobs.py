@@ -126,6 +126,16 @@ def compare_with_reference(tokens, ep, tp=1, settings=None, to=None, fewer=False
     return {name: (a - b).abs().max().item() if a.numel() else 0.0 for name, (a, b) in pairs.items()}
 
 
+def unequal_bins(tokens, ep, tp, host):
+    """What each rank says when ranks have different numbers of tokens, hence capacities, in the binned layout."""
+    dispatcher = make_dispatcher({"layout": "binned"}, ep, tp, **host)
+    try:
+        layer(dispatcher, *routes(tokens[dist.get_rank()], 1), [torch.eye(HIDDEN)] * dispatcher.num_local_experts)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def one_f_one_b(ep, settings=None, host=None):
     """Gradients of the plain layer, and of the combined schedule: stages detached from each other, and the storage
     of dispatch's, the experts' and combine's inputs freed as soon as the stage has run."""
@@ -147,6 +157,25 @@ def _plain_schedule(dispatcher, hidden, probs, routed, weights, grad):
     out = layer(dispatcher, hidden, probs, routed, weights)
     out.backward(grad)
     return out
+
+
+def freed_by_the_experts(ep, settings=None, host=None):
+    """Whether gradients are the plain layer's when the experts free their input's storage: offloading does it."""
+    rank = dist.get_rank()
+    dispatcher = make_dispatcher(settings, ep, **(host or {}))
+    hidden, probs, routed = routes(24, 40 + rank)
+    weights = list(expert_weights()[dispatcher.num_local_experts * rank :][: dispatcher.num_local_experts])
+    gradients = []
+    for free in (lambda tensors: None, _free):
+        leaves = [hidden.clone().requires_grad_(), probs.clone().requires_grad_()]
+        rows, p = dispatcher.token_dispatch(*dispatcher.dispatch_preprocess(leaves[0], routed, leaves[1]))
+        rows, counts, p = dispatcher.dispatch_postprocess(rows, p)
+        y = run_experts(rows.clone(), counts, p, weights)
+        free([rows])
+        out = dispatcher.combine_postprocess(dispatcher.token_combine(dispatcher.combine_preprocess(y)))
+        out.square().sum().backward()
+        gradients.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    return [torch.equal(a, b) for a, b in zip(*gradients, strict=True)], [bool(g.any()) for g in gradients[0]]
 
 
 def _detach(tensors):

@@ -138,6 +138,7 @@ def _work(connection, rank: int, world_size: int, port: int, path: list[str]) ->
         GLOO_SOCKET_IFNAME="lo",
     )  # fmt: skip
     importlib.import_module("tests.distributed_pool_preload")
+    gc.freeze()  # what is imported stays: jobs collect often, and a walk over all of it takes half a second
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     number = 0
     while True:

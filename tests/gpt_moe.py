@@ -167,12 +167,17 @@ def training_step(config, model, optimizer, data, num_microbatches=1, change_los
     model.zero_grad_buffer()
     optimizer.zero_grad()
 
-    def forward_step(data_iterator, model):
+    def forward_step(data_iterator, model, return_schedule_plan=False):
         def mean_loss(output):
             loss = change_loss(output.float().mean())
-            return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
+            reported = {"loss": loss.detach().clone()}  # the schedule divides the loss in place
+            if config.calculate_per_token_loss:
+                return loss * output.numel(), torch.tensor(output.numel()), reported
+            return loss, reported
 
         batch = {name: tensor.cuda() for name, tensor in next(data_iterator).items()}
+        if return_schedule_plan:  # the combined 1F1B schedule
+            return model.build_schedule_plan(**batch), mean_loss
         return model(**batch), mean_loss
 
     reported = get_forward_backward_func()(
@@ -211,6 +216,7 @@ def train(
     before_step=None,
     check_gradients=False,
     change_loss=lambda loss: loss,
+    microbatches=None,
 ):
     """Train; returns the losses of every step (none on pipeline stages without a loss) and the gradients of the
     first step by parameter name.
@@ -223,6 +229,7 @@ def train(
         before_step: called with (step, model) before each step.
         check_gradients: let Megatron's DistributedDataParallel raise on gradients that are not finite.
         change_loss: applied to this rank's loss.
+        microbatches: of a step; by default as many as there are pipeline stages.
     """
     layout = {"tp": 1, "pp": 1, "ep": 1, "etp": 1} | layout
     config = build_config(layout, **(config or {}))
@@ -238,7 +245,7 @@ def train(
         for step in range(steps):
             if before_step is not None:
                 before_step(step, model)
-            loss, now = training_step(config, model, optimizer, data, layout["pp"], change_loss)
+            loss, now = training_step(config, model, optimizer, data, microbatches or layout["pp"], change_loss)
             gradients = gradients or now
             if loss is not None:
                 losses.append(loss)

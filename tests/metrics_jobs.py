@@ -111,13 +111,13 @@ class _Writer:
         pass
 
 
-def agreement(differ):
-    """What each rank's first forward says when settings differ (or not) between ranks."""
+def agreement(layout, differ):
+    """What each rank's first forward says when the last rank's settings differ (or not) from the others'."""
     from megatron_ascend_moe import DispatchConfig, plugin
 
-    layout = {"tp": 1, "pp": 1, "ep": 2, "etp": 1}
-    rank = torch.distributed.get_rank()
-    plugin.install(DispatchConfig(pad_multiple=8 if differ and rank else 1))
+    layout = {"tp": 1, "pp": 1, "ep": 1, "etp": 1} | layout
+    is_last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+    plugin.install(DispatchConfig(pad_multiple=8 if differ and is_last else 1))
     gathers = []
     original = torch.distributed.all_gather_object
     torch.distributed.all_gather_object = lambda *args, **kwargs: (gathers.append(1), original(*args, **kwargs))[1]

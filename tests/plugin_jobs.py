@@ -15,6 +15,8 @@ def names():
     found = {
         "moe_layer.MoEAlltoAllTokenDispatcher": moe_layer.MoEAlltoAllTokenDispatcher,
         "token_dispatcher.MoEAlltoAllTokenDispatcher": token_dispatcher.MoEAlltoAllTokenDispatcher,
+        "moe_layer.MoEFlexTokenDispatcher": moe_layer.MoEFlexTokenDispatcher,
+        "moe_layer.MoEAllGatherTokenDispatcher": moe_layer.MoEAllGatherTokenDispatcher,
         "moe_utils.te_general_gemm": getattr(moe_utils, "te_general_gemm", "missing"),
         "WrappedTorchNorm.__new__": WrappedTorchNorm.__dict__["__new__"],
     }
@@ -40,13 +42,13 @@ def changed_names():
     return changed(during), changed(after)
 
 
-def dispatcher_class(installed, attribute=None):
+def dispatcher_class(installed, attribute=None, dispatcher_type="alltoall"):
     """Class name of a layer's dispatcher under install(None) or install(DispatchConfig()), and what verify says."""
     from megatron_ascend_moe import DispatchConfig, plugin
 
     plugin.install(DispatchConfig() if installed else None)
     try:
-        config = build_config(LAYOUT)
+        config = build_config(LAYOUT, moe_token_dispatcher_type=dispatcher_type)
         if attribute is not None:
             config.moe_ascend_dispatcher = attribute
         model = build_model(config, LAYOUT)
@@ -92,28 +94,30 @@ def refusal(settings, config):
 
 
 def state_dict_keys():
-    """Keys of a model built stock, and built with the plugin."""
+    """Keys of a model built without the plugin, with it installed, and with it selected."""
     from megatron.core import parallel_state
 
     from megatron_ascend_moe import DispatchConfig, plugin
 
     keys = []
-    for settings in (None, DispatchConfig()):
-        plugin.install(settings)
+    for enter in (lambda: None, plugin.install, lambda: plugin.install(DispatchConfig())):
+        enter()
         keys.append(sorted(build_model(build_config(LAYOUT), LAYOUT).state_dict()))
         plugin.uninstall()
         parallel_state.destroy_model_parallel()
     return keys
 
 
-def wrong_width(ep, checked_mode):
-    """A layer whose router gives rank 0 three routes where top-2 is configured."""
+def wrong_width(ep, settings, config=None):
+    """What a layer says, or its loads when they are read, whose router gives rank 0 three routes where top-2 is
+    configured."""
     from megatron_ascend_moe import DispatchConfig, plugin
+    from megatron_ascend_moe.observe.metrics import read_loads
 
     layout = LAYOUT | {"ep": ep}
-    plugin.install(DispatchConfig(checked=checked_mode))
+    plugin.install(DispatchConfig(**settings))
     try:
-        layer = build_model(build_config(layout), layout).decoder.layers[0].mlp
+        layer = build_model(build_config(layout, **(config or {})), layout).decoder.layers[0].mlp
         routed = torch.zeros(16, 8, dtype=torch.bool)
         routed[:, :2] = True
         routed[3, 2] = torch.distributed.get_rank() == 0
@@ -121,7 +125,11 @@ def wrong_width(ep, checked_mode):
         try:
             layer(torch.randn(16, 1, 32))
         except ValueError as error:
-            return str(error)
+            return "forward", str(error)
+        try:
+            read_loads([layer.token_dispatcher], torch.device("cpu"), torch.distributed.group.WORLD)
+        except ValueError as error:
+            return "loads", str(error)
     finally:
         plugin.uninstall()
     return None

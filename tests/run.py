@@ -8,6 +8,8 @@ An interpreter or tool that is missing skips its session, loudly; with CI=true i
 The last line counts the tests of all sessions.
 """
 
+from __future__ import annotations  # a Python that is too old shall get as far as being told so
+
 import json
 import os
 import shutil
@@ -18,12 +20,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / ".venv-nox"
+OLDEST = (3, 10)  # of noxfile.py's language
 RESULTS = ROOT / ".nox" / "results"
 REPORT = ROOT / ".nox" / "report.json"
 COUNTS = ("passed", "failed", "skipped")
 
 
 def main(arguments: list[str]) -> int:
+    if sys.version_info < OLDEST:
+        sys.exit(f"tests/run.py: this is Python {sys.version.split()[0]}; expected 3.10 or newer: start it with one of those")
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
     REPORT.unlink(missing_ok=True)
@@ -34,12 +39,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _bootstrap_nox() -> Path:
-    """Path of a working nox, installed on the first call."""
-    nox = BOOTSTRAP / "bin" / "nox"
-    if not nox.exists():
+    """Path of a working nox, installed on the first call, and again where this is another Python."""
+    nox, stamp = BOOTSTRAP / "bin" / "nox", BOOTSTRAP / "complete"
+    if not stamp.exists() or stamp.read_text() != sys.version:
         print(f"installing nox into {BOOTSTRAP}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(BOOTSTRAP)], check=True)
         subprocess.run([str(BOOTSTRAP / "bin" / "python"), "-m", "pip", "install", "-q", "nox"], check=True)
+        stamp.write_text(sys.version)
     return nox
 
 

@@ -56,6 +56,14 @@ def test_binned_equals_one_process(distributed_pool, world, ep, tp, layout):
     assert_equal(answers)
 
 
+@pytest.mark.parametrize(("tokens", "ep", "tp"), [([12, 8], 2, 1), ([12, 12, 12, 5], 2, 2)])
+def test_unequal_tokens_in_bins_are_an_error_on_every_rank(distributed_pool, tokens, ep, tp):
+    job = {"tokens": tokens, "ep": ep, "tp": tp, "host": NO_DROP}
+    for error in distributed_pool(len(tokens)).submit(JOB + "unequal_bins", **job):
+        assert error is not None and "capacity is 12 on rank 0" in error
+        assert f"{tokens[-1]} on rank {len(tokens) - 1}" in error
+
+
 @pytest.mark.parametrize(
     ("world", "ep", "tp", "host"), [(1, 1, 1, {}), (2, 2, 1, {}), (4, 2, 2, {}), (2, 2, 1, FILLED)]
 )
@@ -85,6 +93,13 @@ def test_the_combined_1f1b_schedule_gives_the_same_gradients(distributed_pool, w
     answers = distributed_pool(world).submit(JOB + "one_f_one_b", ep=world, settings=settings, host=host)
     for equal, nonzero in answers:
         assert all(equal) and sum(nonzero) >= 3, "input, probabilities and a weight must have gradients to compare"
+
+
+@pytest.mark.parametrize("host", [{}, CAPACITY])
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_experts_may_free_their_input(distributed_pool, world, host):
+    for equal, nonzero in distributed_pool(world).submit(JOB + "freed_by_the_experts", ep=world, host=host):
+        assert all(equal) and all(nonzero)
 
 
 @pytest.mark.parametrize(("world", "ep", "tp"), [(1, 1, 1), (2, 2, 1), (4, 2, 2)])

@@ -1,5 +1,6 @@
 """The example scripts: their own checks against a stand-in for Python, and every one of them at smoke size."""
 
+import ast
 import json
 import os
 import re
@@ -241,3 +242,32 @@ def test_bridge_example_smoke(tmp_path):
     losses = [float(word) for word in done.stdout.splitlines()[-1].removeprefix("losses:").split()]
     assert len(losses) == 3 and losses[2] < losses[0]
     assert "2 MoE layers use the Ascend dispatcher" in done.stderr
+
+
+BRIDGE = """
+import logging
+from megatron_ascend_moe.host import cpu
+cpu.enable()
+logging.basicConfig(level=logging.INFO)
+import bridge_install
+bridge_install.pretrain_with_bridge()
+"""
+
+
+@pytest.mark.timeout(BUSY + 30)
+def test_bridge_example_with_a_stand_in_for_bridge(tmp_path):
+    """Bridge's recipe selects another dispatcher, and graphs that capture it; the callback counts ours."""
+    path = os.pathsep.join(map(str, [ROOT, EXAMPLES, ROOT / "tests" / "stand_ins" / "bridge"]))
+    done = subprocess.run(
+        [sys.executable, "-c", BRIDGE],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+        timeout=BUSY,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    settings = ast.literal_eval(done.stdout.partition("model settings: ")[2].splitlines()[0])
+    assert settings["moe_token_dispatcher_type"] == "alltoall" and settings["moe_flex_dispatcher_backend"] is None
+    assert settings["cuda_graph_impl"] == "none" and not settings["moe_permute_fusion"]
+    assert "2 MoE layers of this rank use the Ascend dispatcher" in done.stderr

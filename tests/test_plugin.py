@@ -29,6 +29,21 @@ def test_selection(distributed_pool, installed, attribute, name):
         assert "2 of 2 MoE layers use MoEAlltoAllTokenDispatcher, expected AscendTokenDispatcher" in verified
 
 
+def test_another_dispatcher_stays_where_ours_is_not_selected(distributed_pool):
+    """And where it is, the support table's rows of moe_token_dispatcher_type hold the refusal."""
+    job = {"installed": True, "attribute": False, "dispatcher_type": "allgather"}
+    ((name, _, module),) = distributed_pool(1).submit("tests.plugin_jobs:dispatcher_class", **job)
+    assert name == "MoEAllGatherTokenDispatcher" and module.startswith("megatron.core.")
+
+
+def test_an_attribute_that_is_no_setting_is_refused(distributed_pool):
+    from tests.distributed_pool import JobFailed
+
+    host = {"moe_ascend_dispatcher": True, "moe_ascend_pad_mulitple": 8}
+    with pytest.raises(JobFailed, match="moe_ascend_pad_mulitple, which is no setting: expected one of moe_ascend_ch"):
+        distributed_pool(1).submit("tests.plugin_jobs:resolved", host=host)
+
+
 def test_settings_come_from_config_then_arguments_then_install(distributed_pool):
     ((settings, origins),) = distributed_pool(1).submit(
         "tests.plugin_jobs:resolved",
@@ -73,13 +88,24 @@ def test_layouts_that_cannot_work_are_refused_at_start_up(distributed_pool, sett
 
 
 def test_no_new_state_dict_keys(distributed_pool):
-    ((stock, ours),) = distributed_pool(1).submit("tests.plugin_jobs:state_dict_keys")
-    assert stock == ours and stock
+    ((stock, installed, ours),) = distributed_pool(1).submit("tests.plugin_jobs:state_dict_keys")
+    assert stock == installed == ours and stock
 
 
-@pytest.mark.parametrize(("world", "checked_mode"), [(1, True), (1, False), (2, False)])
-def test_too_many_routes_raise(distributed_pool, world, checked_mode):
-    """Unchecked, the counter rides in the counts' collective, so every rank raises; checked, the rank that has it."""
-    answers = distributed_pool(world).submit("tests.plugin_jobs:wrong_width", ep=world, checked_mode=checked_mode)
-    for answer in answers:
-        assert answer is not None and "1 rows of the routing map hold more than moe_router_topk=2" in answer
+@pytest.mark.parametrize(
+    ("world", "settings", "config", "where"),
+    [
+        (1, {"checked": True}, {}, "forward"),
+        (1, {}, {}, "forward"),
+        (2, {}, {}, "forward"),
+        (1, {"layout": "binned"}, {"moe_expert_capacity_factor": 4.0}, "loads"),
+        (2, {"layout": "binned"}, {"moe_expert_capacity_factor": 4.0}, "loads"),
+    ],
+)
+def test_too_many_routes_raise(distributed_pool, world, settings, config, where):
+    """The counter rides in the counts' collective, so every rank raises; without a sync, where the loads are read.
+    Checked mode raises on the rank that has them."""
+    job = {"ep": world, "settings": settings, "config": config}
+    for answer in distributed_pool(world).submit("tests.plugin_jobs:wrong_width", **job):
+        assert answer is not None and answer[0] == where
+        assert "1 rows of the routing map hold more than moe_router_topk=2" in answer[1]

@@ -1,7 +1,7 @@
 """The quickstart in a tiny size: its results, its refusals, and that nothing outlives it."""
 
+import importlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -59,10 +59,51 @@ def test_nothing_outlives_it(number, code, tmp_path):
     ("arguments", "message"),
     [
         (["--data", "no_such_file"], "--data 'no_such_file' is not a file"),
+        (["--data", "."], "--data '.' is not a file"),
+        (["--data", "short"], "--data 'short' holds 5 bytes, expected at least 1000"),
         (["--steps", "0"], "--steps 0: expected at least 1"),
+        (["--out", "short"], "--out 'short' cannot be written (File exists)"),
+        (["--out", "short/results"], "--out 'short/results' cannot be written (Not a directory)"),
+        (["--out", "/proc/results"], "--out '/proc/results' cannot be written"),
     ],
 )
-def test_bad_arguments_are_usage_errors(arguments, message):
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=dict(os.environ))
+def test_bad_arguments_are_usage_errors(arguments, message, tmp_path):
+    """Before anything is installed or started."""
+    (tmp_path / "short").write_text("short")
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def quickstart(monkeypatch, tmp_path):
+    """The module itself, started with an empty command line, its environment in a place of its own."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    module = importlib.import_module("quickstart")
+    monkeypatch.setattr(module, "ENVIRONMENT", tmp_path / "venv")
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--out", str(tmp_path)])
+    return module
+
+
+@pytest.mark.parametrize("version", [(3, 8, 18), (3, 14, 0)])
+def test_a_python_without_wheels_is_refused(quickstart, monkeypatch, capsys, version):
+    monkeypatch.setattr(sys, "version_info", version)
+    with pytest.raises(SystemExit, match="2"):
+        quickstart.main()
+    assert "megatron-core has wheels for 3.10 to 3.13: use one of those" in capsys.readouterr().err
+
+
+def test_an_installation_that_fails_is_named(quickstart, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda command: subprocess.CompletedProcess(command, 1))
+    with pytest.raises(SystemExit, match=r"-m venv --clear .*venv` ended with exit code 1; its own message is above"):
+        quickstart.main()
+    assert not (quickstart.ENVIRONMENT / "complete").exists()
+
+
+def test_an_interrupted_installation_ends_as_an_interrupted_training_does(quickstart, monkeypatch, capsys):
+    def interrupted(command):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    assert quickstart.main() == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"

@@ -125,6 +125,9 @@ def _replace_streams() -> None:
     cuda.synchronize = lambda device=None: None
     cuda.empty_cache = lambda: None
     torch.Tensor.record_stream = lambda self, stream: None
+    # ranges for a GPU's profiler: a torch without CUDA has the names, and raises
+    cuda.nvtx.range_push = lambda message: None
+    cuda.nvtx.range_pop = lambda: None
 
 
 class _DefaultGenerators:

@@ -37,8 +37,10 @@ def select(kernels: str, device: torch.device | str) -> KernelSet:
 def select_positions(kernels: str, device: torch.device | str) -> ModuleType:
     """The MegaBlocks-signature launches of the implementation that `implementation` chooses: the module
     `positions` (Triton) or its twin `positions_reference` (plain torch)."""
-    triton = implementation(kernels, device) == "triton"
-    return importlib.import_module(f"{__name__}.{'positions' if triton else 'positions_reference'}")
+    if implementation(kernels, device) == "torch":
+        return importlib.import_module(f"{__name__}.positions_reference")
+    _prepare_interpreter()
+    return importlib.import_module(f"{__name__}.positions")
 
 
 def implementation(kernels: str, device: torch.device | str) -> str:
@@ -75,9 +77,14 @@ def _torch_kernels() -> KernelSet:
 
 @functools.cache
 def _triton_kernels() -> KernelSet:
+    _prepare_interpreter()
+    return _collect("triton", "route", "rows")
+
+
+def _prepare_interpreter() -> None:
+    """Where kernels are interpreted: with bounds checks and Triton-Ascend's extension operations."""
     if backend_device.interpreting():
         importlib.import_module("megatron_ascend_moe.toolchain.interpreter").register()
-    return _collect("triton", "route", "rows")
 
 
 def _collect(name: str, route_module: str, rows_module: str) -> KernelSet:

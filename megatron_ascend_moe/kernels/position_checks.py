@@ -17,6 +17,7 @@ def check_positions(
     *,
     padded_bins: Tensor | None = None,
     capacity: int | None = None,
+    num_rows: int | None = None,
     weights: Tensor | None = None,
     tokens: Tensor | None = None,
     rows: Tensor | None = None,
@@ -25,6 +26,7 @@ def check_positions(
     """Check the arguments of the launch `name`; `positions_reference` states what they are.
 
     Args:
+        num_rows: rows of the padded layout to make, where the caller states them.
         tokens: the (T, H) tensor in token order, an input or a gradient.
         rows: the (rows, H) tensor in expert order; N rows where there are no padded_bins.
         binned_rows: the (E, C, H) tensor in expert order.
@@ -45,6 +47,8 @@ def check_positions(
         )
     if padded_bins is not None:
         check_vector(f"{name}: padded_bins", padded_bins, torch.int32, experts)
+    if num_rows is not None and not 0 <= num_rows <= MAX_INDEX:
+        raise ValueError(f"{name}: num_rows={num_rows}: expected 0 to {MAX_INDEX}")
     if weights is not None and (weights.shape != (positions,) or not weights.is_floating_point()):
         raise ValueError(
             f"{name}: weights {tuple(weights.shape)} of {weights.dtype}: expected ({positions}) floating, by assignment"
@@ -72,11 +76,11 @@ def check_positions(
                 f"{positions} positions"
             )
     if config.is_checked():
-        _check_values(name, indices, bin_ids, bins, padded_bins, rows)
+        _check_values(name, indices, bin_ids, bins, padded_bins, num_rows)
     return capacity or 0
 
 
-def _check_values(name, indices, bin_ids, bins, padded_bins, rows) -> None:
+def _check_values(name, indices, bin_ids, bins, padded_bins, num_rows) -> None:
     """The rules of checked mode, in the order in which one rests on another."""
     positions, experts = indices.numel(), bins.numel()
     for label, ends in (("bins", bins), ("padded_bins", padded_bins)):
@@ -92,8 +96,8 @@ def _check_values(name, indices, bin_ids, bins, padded_bins, rows) -> None:
     if padded_bins is not None:
         counts, padded = bins - _starts(bins), padded_bins - _starts(padded_bins)
         _refuse(f"{name}: padded segments shorter than their counts", padded < counts, padded, "at least the count")
-        if rows is not None and int(padded_bins[-1]) > rows.shape[0]:
-            raise ValueError(f"{name}: padded_bins end at {int(padded_bins[-1])}: expected at most {rows.shape[0]} rows")
+        if num_rows is not None and int(padded_bins[-1]) > num_rows:
+            raise ValueError(f"{name}: padded_bins end at {int(padded_bins[-1])}: expected at most {num_rows} rows")
     _refuse(
         f"{name}: indices out of range", (indices < 0) | (indices >= positions), indices, f"0 to {positions - 1}"
     )

@@ -40,7 +40,8 @@ def padded_gather(
 
     `num_rows` is P, at least padded_bins[-1]; None reads padded_bins[-1], a device-to-host sync.
     """
-    check_positions("padded_gather", indices, bin_ids, bins, top_k, padded_bins=padded_bins, weights=weights, tokens=x)
+    given = {"padded_bins": padded_bins, "num_rows": num_rows, "weights": weights}
+    check_positions("padded_gather", indices, bin_ids, bins, top_k, tokens=x, **given)
     num_rows = int(padded_bins[-1]) if num_rows is None else num_rows
     return _gather_rows(x, indices, row_of_position(bin_ids, bins, padded_bins), weights, num_rows, top_k)
 

@@ -97,6 +97,7 @@ def _checked_command(options: argparse.Namespace, merged: configs.Flags) -> list
         flags.check_flags(merged, flags.megatron_parser())
     except flags.NoMegatronParser as reason:
         print(f"launch: FLAGS NOT CHECKED against Megatron's parser: {reason}", file=sys.stderr)
+    flags.check_dispatcher(merged)
     at = layout.read_layout(merged)
     print(_summary(merged, at), file=sys.stderr)
     torchrun = {

@@ -45,9 +45,12 @@ def read_config(path: Path) -> Flags:
     """Read one YAML file.
 
     Raises:
-        ValueError: not a mapping, a key twice, or a nested value other than `torchrun`.
+        ValueError: not YAML, not a mapping, a key twice, or a nested value other than `torchrun`.
     """
-    config = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: expected YAML, got what cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path}: expected a mapping of flag names to values, got {type(config).__name__}")
     for key, value in config.items():

@@ -1,4 +1,4 @@
-"""Check flags against Megatron's own argument parser."""
+"""Check flags against Megatron's own argument parser, and the dispatcher's settings against its own refusals."""
 
 import argparse
 import contextlib
@@ -6,8 +6,11 @@ import importlib.util
 import io
 import warnings
 from collections.abc import Mapping
+from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
+from megatron_ascend_moe.config import DispatchConfig, check_host
 from megatron_ascend_moe.launch.configs import as_argv, nearest
 
 
@@ -78,3 +81,35 @@ def _problem(key: str, value: Any, actions: Mapping[str, argparse.Action]) -> st
     if action.nargs != 0 and value is True:
         return f"{key!r} needs a value, got none"
     return None
+
+
+HOST_SETTINGS = (
+    "moe-expert-capacity-factor",
+    "moe-pad-expert-input-to-capacity",
+    "moe-router-padding-for-fp8",
+    "moe-router-padding-for-quantization",
+    "cuda-graph-modules",
+    "cuda-graph-scope",
+)  # what `config.REFUSALS` looks at, and may be absent
+
+
+def check_dispatcher(flags: Mapping[str, Any]) -> None:
+    """Refuse here, once, what the dispatcher would refuse on every rank when its first layer is built.
+
+    Raises:
+        ValueError: a value outside its choices, a combination in `config.REFUSALS`, or `moe-ascend-*` flags without
+            the dispatcher selected.
+    """
+    keys = {setting.name: "moe-ascend-" + setting.name.replace("_", "-") for setting in fields(DispatchConfig)}
+    given = {name: flags[key] for name, key in keys.items() if flags.get(key) is not None}
+    if flags.get("moe-token-dispatcher-type") != "ascend":
+        if given:
+            raise ValueError(
+                f"{', '.join(keys[name] for name in given)}: given, but the dispatcher is not selected; set "
+                "`moe-token-dispatcher-type: ascend`, or drop them"
+            )
+        return
+    if isinstance(given.get("pad_multiple"), str) and given["pad_multiple"].isdigit():
+        given["pad_multiple"] = int(given["pad_multiple"])  # values from the command line are text
+    host = {key.replace("-", "_"): flags.get(key) for key in HOST_SETTINGS}
+    check_host(DispatchConfig(**given), SimpleNamespace(**host, cuda_graph_impl=flags.get("cuda-graph-impl") or "none"))

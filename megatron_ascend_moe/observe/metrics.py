@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ascend_moe.kernels.reference import COUNTS, ROUTES
+from megatron_ascend_moe.routing.route_adapter import check_overflow
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,13 @@ class LoadCounter:
         self._bytes_sent += bytes_sent
 
     def take(self, device: torch.device) -> Tensor:
-        """(2 E + 2) int64 on the device: routes asked for and kept by expert, rows, bytes; and start anew."""
+        """(2 E + 3) int64 on the device: routes asked for and kept by expert, rows of the map with more routes than
+        the width, rows, bytes; and start anew."""
         E = self.num_experts
         meta = self._meta if self._meta is not None else torch.zeros(5 * E + 1, dtype=torch.int64, device=device)
         host = torch.tensor([self._rows, self._bytes_sent]).to(device, non_blocking=True)
-        taken = torch.cat([meta[ROUTES * E : (ROUTES + 1) * E], meta[COUNTS * E : (COUNTS + 1) * E], host])
+        routes, kept = meta[ROUTES * E : (ROUTES + 1) * E], meta[COUNTS * E : (COUNTS + 1) * E]
+        taken = torch.cat([routes, kept, meta[-1:], host])
         self._meta, self._rows, self._bytes_sent = None, 0, 0
         return taken
 
@@ -74,22 +77,26 @@ def read_loads(
         dispatchers: AscendTokenDispatchers of this pipeline stage, in the same order on every rank of `group`.
         device: where the counts live.
         group: ranks to sum over: those of the stage (tensor x data x context parallel), or None for this rank.
+
+    Raises:
+        ValueError: on every rank, if a map's row held more routes than the width. Layouts that sync have raised
+            before; in the binned one this is the first time that the host can know.
     """
     if not dispatchers:
         return []
     sums = torch.stack([d.load.take(device) for d in dispatchers])
     if group is not None and group.size() > 1:
         dist.all_reduce(sums, group=group)
-    return [
-        _layer_load(row, dispatcher)
-        for dispatcher, row in zip(dispatchers, sums.tolist(), strict=True)
-    ]
+    rows = list(zip(dispatchers, sums.tolist(), strict=True))
+    for dispatcher, row in rows:
+        check_overflow(row[2 * dispatcher.num_experts], dispatcher.config.moe_router_topk)
+    return [_layer_load(row, dispatcher) for dispatcher, row in rows]
 
 
 def _layer_load(sums: list[int], dispatcher: Any) -> LayerLoad:
     num_experts, ep_size = dispatcher.num_experts, dispatcher.ep_size
     asked, kept = sum(sums[:num_experts]), sums[num_experts : 2 * num_experts]
-    rows, bytes_sent = sums[2 * num_experts :]
+    _, rows, bytes_sent = sums[2 * num_experts :]
     real, local = sum(kept), num_experts // ep_size
     by_rank = [sum(kept[r * local : (r + 1) * local]) for r in range(ep_size)]
     return LayerLoad(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from megatron_ascend_moe import kernels
 from megatron_ascend_moe.ops.permute import unit_columns
@@ -20,6 +21,7 @@ class CombineRows(torch.autograd.Function):
         return kernel_set.combine_rows(rows_PH, plan.row_of_slot_TK)[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_TH):
         grad_rows_PH, _ = ctx.kernel_set.permute_rows(unit_columns(grad_TH), *ctx.saved_tensors, ctx.num_rows)
         return grad_rows_PH, None, None
@@ -35,6 +37,7 @@ class WeightedCombineRows(torch.autograd.Function):
         return kernel_set.combine_rows(rows_PH, plan.row_of_slot_TK, weights_TK)[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_TH):
         grads = ctx.kernel_set.combine_rows_backward(unit_columns(grad_TH), *ctx.saved_tensors)
         return *grads, None, None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from megatron_ascend_moe.ops.permute import unit_columns
 from megatron_ascend_moe.ops.position_layouts import Positions, bin_ids_of
@@ -24,9 +25,9 @@ class GatherPositions(torch.autograd.Function):
         return positions.gather(unit_columns(x))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
-        grad = unit_columns(grad) if grad.dim() == 2 else grad.contiguous()
-        return ctx.positions.scatter(grad), None
+        return ctx.positions.scatter(unit_columns(grad)), None
 
 
 def gather(x: Tensor, indices: Tensor, bin_ids: Tensor, bins: Tensor, top_k: int) -> Tensor:

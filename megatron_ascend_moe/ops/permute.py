@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from megatron_ascend_moe import kernels
 from megatron_ascend_moe.routing.plan import RoutePlan
@@ -22,6 +23,7 @@ class PermuteRows(torch.autograd.Function):
         )
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_rows_PH, grad_scalars_P):
         (row_of_slot_TK,) = ctx.saved_tensors
         if grad_rows_PH is None:  # only the scalars were used: a row of no columns carries them
@@ -75,5 +77,7 @@ def permute_rows(
 
 
 def unit_columns(rows: Tensor) -> Tensor:
-    """The same rows with unit stride along the columns (gradients of sums come expanded)."""
-    return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
+    """The same rows with unit stride along the columns (gradients of sums come expanded); whatever is not (rows, H)
+    comes out contiguous."""
+    strided = rows.dim() == 2 and rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1]
+    return rows if strided else rows.contiguous()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron_ascend_moe import kernels
+from megatron_ascend_moe.kernels.checks import check_vector
 
 
 @dataclass(frozen=True)
@@ -63,5 +64,7 @@ class Positions:
 
 def bin_ids_of(indices: Tensor, bins: Tensor) -> Tensor:
     """The expert of each sorted position, (N) int32, from inclusive cumulative counts."""
+    check_vector("indices", indices, torch.int32)
+    check_vector("bins", bins, torch.int32)
     positions = torch.arange(indices.numel(), dtype=torch.int32, device=bins.device)
     return torch.searchsorted(bins, positions, right=True, out_int32=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from megatron_ascend_moe.ops.permute import unit_columns
 from megatron_ascend_moe.ops.position_layouts import Positions, bin_ids_of
@@ -19,12 +20,13 @@ class ScatterPositions(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weights, positions):
-        x = unit_columns(x) if x.dim() == 2 else x.contiguous()
+        x = unit_columns(x)
         ctx.positions, ctx.num_rows = positions, x.shape[0]
         ctx.save_for_backward(weights, x if ctx.needs_input_grad[1] else None)
         return positions.scatter(x, weights)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         weights, x = ctx.saved_tensors
         grad = unit_columns(grad)

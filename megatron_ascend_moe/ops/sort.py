@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from megatron_ascend_moe import config
+
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 
 
@@ -17,8 +19,13 @@ def sort(x: Tensor, end_bit: int | None = None) -> tuple[Tensor, Tensor]:
 
     Returns:
         the sorted values, and the position of each in `x`, both (N) of x's dtype.
+
+    Raises:
+        ValueError: x is no vector of these integers, or longer than its dtype can number.
     """
     _check_integers("sort", x, 1)
+    if x.numel() > torch.iinfo(x.dtype).max:
+        raise ValueError(f"sort: got {x.numel()} values of {x.dtype}, expected at most {torch.iinfo(x.dtype).max}")
     key = x if end_bit is None else x & ((1 << end_bit) - 1)
     order = torch.sort(key, stable=True).indices
     return x[order], order.to(x.dtype)
@@ -54,12 +61,14 @@ def indices_and_bins(
         indices (N), bin_ids (N), bins (E), padded_bins (E) and counts (E), all int32.
 
     Raises:
-        ValueError: ids that are no integers, num_experts or pad_to below 1.
+        ValueError: ids that are no integers, num_experts or pad_to below 1; in checked mode an id out of range.
     """
     if num_experts < 1 or pad_to < 1:
         raise ValueError(f"num_experts={num_experts}, pad_to={pad_to}: expected at least 1")
     experts = top_expert.flatten()
     _check_integers("indices_and_bins", experts, 1)
+    if config.is_checked():
+        _refuse_outside(experts, num_experts)
     experts = experts.to(torch.int32)
     bin_ids, indices = sort(experts)
     counts = histogram(experts, num_experts)
@@ -73,3 +82,10 @@ def _check_integers(name: str, x: Tensor, *dims: int) -> None:
             f"{name}: got {x.dtype} {tuple(x.shape)}, expected int16, int32 or int64 of {' or '.join(map(str, dims))} "
             "dimensions"
         )
+
+
+def _refuse_outside(experts: Tensor, num_experts: int) -> None:
+    outside = ((experts < 0) | (experts >= num_experts)).nonzero()
+    if outside.numel():
+        at = int(outside[0])
+        raise ValueError(f"indices_and_bins: got expert {int(experts[at])} at {at}, expected 0 to {num_experts - 1}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from megatron_ascend_moe import kernels
 from megatron_ascend_moe.config import is_checked
@@ -27,6 +28,7 @@ class RoutingMapToIndices(torch.autograd.Function):
         return probs_TK, expert_ids_TK, counts_BE
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_probs_TK, *_):
         (expert_ids_TK,) = ctx.saved_tensors
         grad_TE = ctx.kernel_set.route_count_backward(

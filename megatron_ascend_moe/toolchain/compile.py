@@ -6,27 +6,25 @@ speed, races between cores and an NPU's rounding stay unknown.
 """
 
 import argparse
-import dataclasses
 import itertools
-import json
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import torch
 
-from megatron_ascend_moe.backend.soc import SOCS, find_soc
+from megatron_ascend_moe.backend.soc import SOCS, Soc, find_soc
 from megatron_ascend_moe.toolchain import emulator, locate
-from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, compile_for
+from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, MemoryPlan, compile_for
 from megatron_ascend_moe.toolchain.model_shapes import MODEL_SHAPES
 from megatron_ascend_moe.toolchain.report import KernelReport, report
+from megatron_ascend_moe.toolchain.results import NO_DEVICE, to_json
 from megatron_ascend_moe.toolchain.workload import operations
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DEFAULT_SOC = "Ascend910B3"
-NO_DEVICE = "No device ran: memory plans and programs are the compiler's, traffic is counted on the CPU."
 
 
 def compile_shape(
@@ -50,13 +48,26 @@ def compile_shape(
         for launch, soc in itertools.product(chip.launches, chips):
             key = (launch.ttadapter, soc.name)
             if key not in plans:
-                plans[key] = _plan(chip, launch, soc)
+                plans[key] = plan_of(chip, launch, soc)
             floor_bytes = operation.floor_rows * hidden * DTYPES[dtype].itemsize if run else 0
             reports.append(report(launch, plans[key], soc, shape, operation.name, floor_bytes))
     return reports
 
 
-def _plan(chip, launch, soc):
+def fingerprints(hidden: int, experts: int, topk: int, dtype: str, soc: str) -> dict[str, str]:
+    """The fingerprint of each operation's IR for a shape, to compare with a report's `ir`; nothing is compiled or run."""
+    chip = emulator.activate(soc, compile=False, run=False)
+    found = {}
+    for operation in operations(hidden, experts, topk, DTYPES[dtype]):
+        chip.launches.clear()
+        operation.launch()
+        (launch,) = chip.launches
+        found[operation.name] = launch.fingerprint
+    return found
+
+
+def plan_of(chip: emulator.Emulator, launch: emulator.Launch, soc: Soc) -> MemoryPlan | CompilationFailed:
+    """The memory plan of a launch on `soc`, or why there is none."""
     try:
         return compile_for(soc, launch.ttadapter, chip.scratch(), multibuffer=launch.multibuffer)
     except CompilationFailed as failure:
@@ -73,6 +84,8 @@ def compile_all(socs: Iterable[str], jobs: int) -> list[KernelReport]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         done = [pool.submit(compile_shape, *arguments) for arguments in work]
+        for number, _ in enumerate(as_completed(done), 1):
+            print(f"compile: {number} of {len(done)} shapes", file=sys.stderr)
         return [one for future in done for one in future.result()]
 
 
@@ -92,30 +105,10 @@ def main(argv: list[str]) -> int:
     else:
         reports = compile_shape(arguments.hidden, arguments.experts, arguments.topk, arguments.dtype, socs)
     if arguments.json:
-        print_json(reports, argv)
+        print(to_json(reports, argv))
     else:
         print_table(reports)
     return 1 if any(one.problems for one in reports) else 0
-
-
-def print_json(reports: list[KernelReport], argv: list[str]) -> None:
-    """The reports, with the command and the compiler that made them; SoCs for which all is equal share a line."""
-    kernels: dict[str, dict] = {}
-    for one in reports:
-        values = dataclasses.asdict(one)
-        soc = values.pop("soc")
-        kernels.setdefault(json.dumps(values), {"socs": [], **values})["socs"].append(soc)
-    head = {
-        "command": " ".join(["python -m megatron_ascend_moe compile", *argv]),
-        "compiler": locate.bishengir_version(),
-        "note": NO_DEVICE,
-    }
-    print("{")
-    for name, value in head.items():
-        print(f" {json.dumps(name)}: {json.dumps(value)},")
-    print(' "kernels": [')
-    print(",\n".join(f"  {json.dumps(kernel)}" for kernel in kernels.values()))
-    print(" ]\n}")
 
 
 _COLUMNS = "{:<32} {:<30} {:>17} {:>7} {:>4} {:>6} {:>6} {:>6} {:>12}"

@@ -7,6 +7,7 @@ No device is involved and no device binary is made.
 
 import atexit
 import dataclasses
+import hashlib
 import itertools
 import os
 import shutil
@@ -48,6 +49,11 @@ class Launch:
     ttadapter: str
     plan: MemoryPlan | None
     accesses: dict[str, Accesses]
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that change where the IR does."""
+        return hashlib.sha256(self.ttadapter.encode()).hexdigest()[:12]
 
 
 @dataclass

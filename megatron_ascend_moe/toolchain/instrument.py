@@ -6,6 +6,7 @@ strided window it touches, so that a run counts its DMAs and finds accesses outs
 """
 
 import re
+from collections.abc import Iterator
 
 KINDS = ("dma_load", "dma_store", "scalar_load", "scalar_store")
 
@@ -41,9 +42,39 @@ def instrument(ttadapter: str) -> str:
     if unknown:
         raise NotImplementedError(f"the CPU run has no body for the compiler's function {', '.join(unknown)}")
     lines = text.splitlines()
-    base: dict[str, int] = {}  # memref value -> number of the argument it looks into
+    records = {}
+    for number, kind, argument, value, memref in _global_accesses(lines):
+        records[number] = _record(number, argument, kind, value, memref)
     out = []
-    for line in lines:
+    for number, line in enumerate(lines):
+        out += [*records.get(number, ()), line]
+        if line.startswith("module"):
+            out.append("  " + _DECLARATION)
+    return "\n".join(out) + "\n"
+
+
+def scalars_in_loops(ttadapter: str, step: int) -> int:
+    """Scalar accesses to global memory that the text holds inside loops of this constant step."""
+    lines = ttadapter.splitlines()
+    scalars = {number for number, kind, *_ in _global_accesses(lines) if kind.startswith("scalar")}
+    steps = dict(re.findall(r"(%[\w-]+) = arith\.constant (\d+) : (?:i32|i64|index)", ttadapter))
+    ends: list[int] = []  # brace depths at which the loops of this step end
+    depth = found = 0
+    for number, line in enumerate(lines):
+        loop = re.search(r"scf\.for .* step (%[\w-]+)", line)
+        if loop and steps.get(loop[1]) == str(step):
+            ends.append(depth)
+        depth += line.count("{") - line.count("}")
+        while ends and depth <= ends[-1]:
+            ends.pop()
+        found += bool(ends) and number in scalars
+    return found
+
+
+def _global_accesses(lines: list[str]) -> Iterator[tuple[int, str, int, str, str]]:
+    """Every access to global memory: number of the line, kind, number of the argument, memref value and its type."""
+    base: dict[str, int] = {}  # memref value -> number of the argument it looks into
+    for number, line in enumerate(lines):
         defined = _DEFINITION.match(line)
         if defined:
             source = defined[3]
@@ -56,11 +87,7 @@ def instrument(ttadapter: str) -> str:
         for kind, pattern in _ACCESSES:
             found = pattern.search(line)
             if found and found[1] in base:
-                out += _record(len(out), base[found[1]], kind, found[1], found[2])
-        out.append(line)
-        if line.startswith("module"):
-            out.append("  " + _DECLARATION)
-    return "\n".join(out) + "\n"
+                yield number, kind, base[found[1]], found[1], found[2]
 
 
 def _record(serial: int, argument: int, kind: str, value: str, memref: str) -> list[str]:

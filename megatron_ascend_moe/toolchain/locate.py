@@ -9,10 +9,12 @@ Environment variables:
                                    ascendnpu-ir==1.0.0` and name DIR/ascendnpuir/bin.
 """
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
 import shutil
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -58,6 +60,13 @@ def bishengir_compiler(soc: Soc) -> Path:
     if not os.access(binary, os.X_OK):
         raise MissingTool(f"no {soc.compiler} (needed for {soc.name}) in {folder}: {_BISHENGIR_HINT}")
     return binary
+
+
+@functools.cache
+def knows_option(compiler: Path, option: str) -> bool:
+    """Whether this release of the compiler has the command-line option."""
+    shown = subprocess.run([str(compiler), "--help-hidden"], capture_output=True, text=True)
+    return f" {option} " in shown.stdout
 
 
 def bishengir_version() -> str:

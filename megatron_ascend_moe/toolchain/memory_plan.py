@@ -1,11 +1,14 @@
 """Ask Ascend's own compiler, bishengir-compile, for a kernel's memory plan and final vector-core program.
 
-The compiler stops at the external `hivmc`, which only CANN ships: what comes back is a plan and an IR, never a
-binary. Success is that `module.hivm.opt.mlir` exists.
+The compiler ends by handing its program, `module.hivm.opt.mlir`, to the external `hivmc`, which only CANN ships. Here
+a script stands in hivmc's place, keeps the program and makes no binary: what comes back is a plan and an IR. This
+works for every release of the compiler (1.0.0 and 1.1.0 cannot save their intermediate files); 1.0.0 and A5's compiler
+write no memory report, so that there the buffers are read from the program.
 """
 
 import json
 import math
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -56,6 +59,14 @@ class MemoryPlan:
         return max((max(buffer.offsets) + buffer.nbytes for buffer in self.buffers), default=0)
 
 
+_KEEP_PROGRAM = """#!/bin/sh
+for file in "$@"; do
+  case "$file" in *.mlir) cp "$file" "$(dirname "$0")/" ;; esac
+done
+exit 1
+"""
+
+
 def compile_for(soc: Soc, ttadapter: str, folder: Path, *, multibuffer: bool) -> MemoryPlan:
     """Compile the ttadapter text for `soc` inside `folder`.
 
@@ -64,9 +75,14 @@ def compile_for(soc: Soc, ttadapter: str, folder: Path, *, multibuffer: bool) ->
         CompilationFailed: the compiler failed otherwise.
     """
     (folder / "kernel.ttadapter.mlir").write_text(ttadapter)
+    for name in ("hivmc", "hivmc-a5"):
+        (folder / name).write_text(_KEEP_PROGRAM)
+        (folder / name).chmod(0o755)
+    compiler = locate.bishengir_compiler(soc)
+    reports_memory = soc.memory_report and locate.knows_option(compiler, "--enable-memory-display")
     done = subprocess.run(
         [
-            str(locate.bishengir_compiler(soc)),
+            str(compiler),
             "kernel.ttadapter.mlir",
             f"--target={soc.name}",
             f"--enable-auto-multi-buffer={multibuffer}",
@@ -74,14 +90,14 @@ def compile_for(soc: Soc, ttadapter: str, folder: Path, *, multibuffer: bool) ->
             "--enable-hfusion-compile=true",
             "--enable-hivm-compile=true",
             "--enable-triton-kernel-compile=true",
-            *(["--enable-memory-display"] if soc.memory_report else []),
-            f"--save-temps={folder}",
+            *(["--enable-memory-display"] if reports_memory else []),
             "-o",
             "kernel",
         ],
         capture_output=True,
         text=True,
         cwd=folder,
+        env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
     )
     overflow = re.search(r"ub overflow, requires (\d+) bits while (\d+) bits available", done.stderr)
     if overflow:

@@ -2,7 +2,8 @@
 
 Only what a check needs is read, out of the text of module.hivm.opt.mlir: the calls that move data (DMAs and copies
 inside the Unified Buffer), scalar accesses to global memory, the loops around them, and the buffers a DMA alternates
-between. A5's compiler ends one level lower, in basic blocks: there loops are not told (`steps` is None).
+between. Releases end at different levels: ascendnpu-ir 1.0.0 in structured operations (`hivm.hir.load ins(…) outs(…)`),
+later ones in calls of library functions, A5's compiler in basic blocks, where loops are not told (`steps` is None).
 """
 
 import re
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 _DEFINITION = re.compile(r"^\s*((?:%[\w-]+(?::\d+)?(?:, )?)+) = \"?([\w.]+)\"?(.*)$")
 _VALUE = re.compile(r"%[\w-]+(?:#\d+)?")
 _CALL = re.compile(r"\bcall @(\w+)\(([^)]*)\)")
+_STRUCTURED = re.compile(r"\bhivm\.hir\.(load|store|copy|nd2nz|v\w+) (?:.*\bins\(([^:)]*).*\) )?.*?\bouts\(([^:)]*)")
+_MOVES = {"load_gm_to_ubuf": "load", "nd2nz": "load", "store_ubuf_to_gm": "store", "copy_ubuf_to_ubuf": "copy"}
 _CONSTANT = re.compile(r"(%[\w-]+) = (?:arith\.constant|llvm\.mlir\.constant\()\s*(-?\d+) : (?:i32|i64|index)")
 _LOOP = re.compile(r"scf\.for %[\w-]+ = \S+ to \S+ step (%[\w-]+)")
 _FOLLOWED = {
@@ -55,21 +58,26 @@ class Program:
         loaded = {access.argument for access in self.accesses if access.kind == "load"}
         return {a.argument for a in self.accesses if a.kind == "store" and a.argument in loaded} - {None}
 
+    def moved_by_dma(self) -> set[int]:
+        """Run-time arguments that a DMA loads or stores."""
+        return {access.argument for access in self.accesses if access.kind in ("load", "store")} - {None}
+
     def scalars_in_column_loops(self, columns: int) -> int:
         """Scalar accesses to global memory inside a loop that steps by `columns`."""
         scalars = (a for a in self.accesses if a.kind in ("scalar_load", "scalar_store"))
         return sum(columns in (access.steps or ()) for access in scalars)
 
     def single_buffered(self, arguments: set[int]) -> list[Access]:
-        """DMAs inside a loop, between these run-time arguments and a buffer of one copy that holds no constant."""
+        """DMAs inside a loop, between these run-time arguments and a buffer that is not known to have two copies and
+        holds no constant."""
         return [
             access
             for access in self.accesses
             if access.kind in ("load", "store")
             and access.argument in arguments
             and (access.steps is None or access.steps)
-            and len(access.buffers) == 1
-            and access.buffers[0] not in self.constant_buffers
+            and len(access.buffers) < 2
+            and not self.constant_buffers.issuperset(access.buffers or (None,))
         ]
 
 
@@ -97,17 +105,15 @@ def read_program(text: str) -> Program:
             for name in defined[1].split(", "):
                 definitions[name.partition(":")[0]] = (operation, _VALUE.findall(defined[3]))
         steps = tuple(step for _, step in loops) if structured else None
-        access = _access(line, definitions, constants, steps)
-        if access is not None:
-            accesses.append(access)
-            if access.kind == "load":
-                filled.update(access.buffers)
-        else:
-            call = _CALL.search(line)
-            if call and not re.match(r"(load_gm|store_ubuf|copy_ubuf)", call[1]):
-                vector_ops += 1
-                for address in _target(_VALUE.findall(call[2]), definitions, constants):
-                    written[address] = written.get(address, True) and not (loops if structured else False)
+        kind, sources, targets = _operation(line)
+        if kind == "vector":
+            vector_ops += 1
+            for address in _target(targets, definitions, constants):
+                written[address] = written.get(address, True) and not (loops if structured else False)
+        elif kind:
+            accesses.append(_access(kind, sources, targets, steps, definitions, constants))
+            if kind == "load":
+                filled.update(accesses[-1].buffers)
     constant = {address for address, outside in written.items() if outside} - filled
     return Program(tuple(accesses), vector_ops, frozenset(constant))
 
@@ -118,26 +124,30 @@ def _entry_function(text: str) -> str:
     return max((body for body in bodies if "hacc.entry" in body.partition("\n")[0]), key=len)
 
 
-def _access(line, definitions, constants, steps) -> Access | None:
+def _operation(line: str) -> tuple[str | None, list[str], list[str]]:
+    """What a line does, an access's kind, "vector" or None, with the values it reads and those it may write."""
     call = _CALL.search(line)
     if call:
         values = _VALUE.findall(call[2])
-        if call[1].startswith(("load_gm_to_ubuf", "nd2nz")):
-            argument, _ = _leaves(values[:1], definitions, constants)
-            _, buffers = _leaves(values[1:2], definitions, constants)
-            return Access("load", argument, buffers, steps)
-        if call[1].startswith("store_ubuf_to_gm"):
-            _, buffers = _leaves(values[:1], definitions, constants)
-            argument, _ = _leaves(values[1:2], definitions, constants)
-            return Access("store", argument, buffers, steps)
-        if call[1].startswith("copy_ubuf_to_ubuf"):
-            return Access("copy", None, (), steps)
-        return None
+        kind = next((kind for prefix, kind in _MOVES.items() if call[1].startswith(prefix)), "vector")
+        return (kind, values, values) if kind == "vector" else (kind, values[:1], values[1:2])
+    structured = _STRUCTURED.search(line)
+    if structured:
+        kind = {"nd2nz": "load"}.get(structured[1], "vector" if structured[1].startswith("v") else structured[1])
+        return kind, _VALUE.findall(structured[2] or ""), _VALUE.findall(structured[3])
     scalar = re.search(r"memref\.(load|store) (?:%[\w-]+, )?(%[\w-]+)\[.*address_space<gm>", line)
     if scalar:
-        argument, _ = _leaves([scalar[2]], definitions, constants)
-        return Access(f"scalar_{scalar[1]}", argument, (), steps)
-    return None
+        return f"scalar_{scalar[1]}", [scalar[2]], [scalar[2]]
+    return None, [], []
+
+
+def _access(kind, sources, targets, steps, definitions, constants) -> Access:
+    if kind == "copy":
+        return Access(kind, None, (), steps)
+    inside, outside = (targets, sources) if kind == "load" else (sources, targets)
+    argument, _ = _leaves(outside, definitions, constants)
+    _, buffers = _leaves(inside, definitions, constants)
+    return Access(kind, argument, buffers, steps)
 
 
 def _target(values, definitions, constants) -> tuple[int, ...]:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from megatron_ascend_moe.backend.soc import Soc
 from megatron_ascend_moe.toolchain.emulator import Launch
+from megatron_ascend_moe.toolchain.instrument import scalars_in_loops
 from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, MemoryPlan
-from megatron_ascend_moe.toolchain.program import read_program
+from megatron_ascend_moe.toolchain.program import Program, read_program
 
 _TILE_CONSTANTS = ("BLOCK", "ROWS", "TOKENS", "EXPERTS", "COLUMNS")
 
@@ -15,6 +16,7 @@ class KernelReport:
     """One operation's kernel on one SoC; bytes are bytes, counts are of the program's text (a loop's body once).
 
     Attributes:
+        ir: fingerprint of the IR that the compiler was given.
         double_buffered: every DMA of rows inside a loop alternates between two buffers, constants apart; None
             where the operation moves no rows.
         scalar_accesses: scalar accesses to global memory, wherever they stand.
@@ -30,6 +32,7 @@ class KernelReport:
     dtype: str
     operation: str
     kernel: str
+    ir: str
     tile: dict[str, int]
     ub_bytes: int | None
     ub_size: int
@@ -59,20 +62,25 @@ def report(
         "floor_bytes": floor_bytes,
         "metadata_bytes": sum(moved.values()) - row_bytes,
     }
-    known = {"soc": soc.name, **shape, "operation": operation, "kernel": launch.kernel, "tile": tile,
-             "ub_size": soc.ub_bytes, **traffic}  # fmt: skip
+    known = {"soc": soc.name, **shape, "operation": operation, "kernel": launch.kernel,
+             "ir": launch.fingerprint, "tile": tile, "ub_size": soc.ub_bytes, **traffic}  # fmt: skip
     if isinstance(plan, CompilationFailed):
         return KernelReport(
             **known, ub_bytes=None, ub_reported=False, multibuffer_dropped=False, double_buffered=None, dmas=0,
             ub_copies=0, scalar_accesses=0, vector_ops=0, problems=(str(plan),),
         )  # fmt: skip
     program = read_program(plan.program)
-    single = program.single_buffered({launch.arguments.index(name) for name in rows}) if floor_bytes else []
+    row_arguments = {launch.arguments.index(name) for name in rows if moved[name]} if floor_bytes else set()
+    single = program.single_buffered(row_arguments)
+    single_elements = sum(_single_elements(launch, name) for name in rows) if floor_bytes else 0
+    unseen = sorted(launch.arguments[number] for number in row_arguments - program.moved_by_dma())
     problems = {
         f"UB of {soc.ub_bytes} B overflows: {plan.ub_bytes} B": plan.ub_bytes > soc.ub_bytes,
         "multibuffer dropped by the compiler": plan.multibuffer_dropped,
+        f"rows of {', '.join(unseen)} are moved by no DMA of the program": bool(unseen),
         f"{len(single)} row DMAs are not double-buffered": bool(single),
-        "scalar global-memory access inside a loop over columns": _scalars_in_column_loops(program, tile),
+        "scalar global-memory access inside a loop over columns": _scalars_in_column_loops(launch, program),
+        f"{single_elements} elements of rows are moved one by one": single_elements > 0,
         "an output is read back: unlocked read-modify-write": bool(program.read_back()),
         f"moves {row_bytes} B of rows, floor {floor_bytes} B": row_bytes != floor_bytes,
     }
@@ -81,7 +89,7 @@ def report(
         ub_bytes=plan.ub_bytes,
         ub_reported=plan.reported,
         multibuffer_dropped=plan.multibuffer_dropped,
-        double_buffered=not single if floor_bytes else None,
+        double_buffered=not (single or unseen) if row_arguments else None,
         dmas=program.count("load", "store"),
         ub_copies=program.count("copy"),
         scalar_accesses=program.count("scalar_load", "scalar_store"),
@@ -100,5 +108,16 @@ def _bytes(launch: Launch, name: str) -> int:
     return sum(launch.accesses[name].elements.values()) * launch.tensors[name][1]
 
 
-def _scalars_in_column_loops(program, tile: dict[str, int]) -> bool:
-    return "COLUMNS" in tile and program.scalars_in_column_loops(tile["COLUMNS"]) > 0
+def _single_elements(launch: Launch, name: str) -> int:
+    if name not in launch.accesses:
+        return 0
+    elements = launch.accesses[name].elements
+    return elements["scalar_load"] + elements["scalar_store"]
+
+
+def _scalars_in_column_loops(launch: Launch, program: Program) -> bool:
+    """By the compiler's program and, since A5's shows no loops, by the IR that it was given."""
+    columns = launch.constants.get("COLUMNS")
+    if columns is None:
+        return False
+    return program.scalars_in_column_loops(columns) + scalars_in_loops(launch.ttadapter, columns) > 0

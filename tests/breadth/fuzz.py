@@ -25,14 +25,17 @@ WORLDS = {
     2: [{"ep": 2}, {"etp": 2}, {}],
     4: [{"ep": 4}, {"ep": 2, "etp": 2}, {"ep": 2}, {"etp": 4}],
 }
-# cases that failed while this was written; they run first, every time
-FAILED_ONCE: list[tuple[int, Case]] = []
+# cases that ever failed, and why; they run first, every time
+FAILED_ONCE: list[tuple[int, Case]] = [
+    # the comparison's fault: products of order 1 cancelled to a gradient of 0.003, held to 2e-5 of itself
+    (2, Case({"ep": 2}, tokens=1, experts=4, topk=1, density=0.8, pad_multiple=2, seed=1)),
+]
 
 
 @st.composite
-def worlds_and_cases(draw) -> tuple[int, Case]:
+def worlds_and_cases(draw, worlds: tuple[int, ...] = tuple(WORLDS)) -> tuple[int, Case]:
     """A world size and a layer on it; every combination that the dispatcher accepts can come up."""
-    world = draw(st.sampled_from(list(WORLDS)))
+    world = draw(st.sampled_from(worlds))
     layout = draw(st.sampled_from(WORLDS[world]))
     experts = layout.get("ep", 1) * draw(st.integers(1, 4))
     topk = draw(st.integers(1, min(experts, 5)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib
+import inspect
 import re
 from typing import Any
 
@@ -114,3 +116,13 @@ def _compare(stock: dict, ours: dict, tolerance: dict[str, float], steps: int) -
 
 def _finite(value: float) -> bool:
     return value == value and abs(value) != float("inf")
+
+
+def config_fields() -> tuple[list[str], list[str]]:
+    """Names of the fields of this version's TransformerConfig, and of those that the stock dispatcher's code reads."""
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher, MoETokenDispatcher
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    source = inspect.getsource(MoETokenDispatcher) + inspect.getsource(MoEAlltoAllTokenDispatcher)
+    known = [field.name for field in dataclasses.fields(TransformerConfig)]
+    return known, sorted(set(re.findall(r"config\.(\w+)", source)) & set(known))

@@ -81,6 +81,8 @@ def _run(version: str, cells: list[tuple[str, int]], options: argparse.Namespace
         path = os.pathsep.join(filter(None, [tree, str(ROOT), os.environ.get("PYTHONPATH")]))
         command = [python, "-m", "tests.breadth.one_version", version]
         environment = os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        # 0.15 compiles CUDA code on import, and dies where it finds nvcc, no GPU, and nothing that says what for
+        environment.setdefault("TORCH_CUDA_ARCH_LIST", "9.0")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
             json.dump(cells, process.stdin)

@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# Processes -> layout. Every setting runs on one rank and on two, those that more ranks could change on 4, and what
-# lays out the ranks themselves on 8, where the experts of the widest ladder have two replicas.
-LADDER = {1: {}, 2: {"ep": 2}}
-WIDE = LADDER | {4: {"ep": 4}}
-WIDEST = WIDE | {8: {"ep": 4}}
+# Processes -> layout. Every setting runs on one rank, on two, and on four, there with sequence and expert tensor
+# parallelism where nothing speaks against it; what could change with more ranks runs on 8.
+LADDER = {1: {}, 2: {"ep": 2}, 4: {"tp": 2, "ep": 2, "etp": 2}}
+EXPERT_PARALLEL = LADDER | {4: {"ep": 4}}
+WIDE = EXPERT_PARALLEL | {8: {"tp": 2, "ep": 4, "etp": 2}}
+WIDEST = EXPERT_PARALLEL | {8: {"ep": 4}}  # the experts have two replicas
 SEQUENCE_PARALLEL = {2: {"tp": 2}, 4: {"tp": 2, "ep": 2}}
 EXPERT_TENSOR_PARALLEL = {2: {"tp": 2, "etp": 2}, 4: {"tp": 2, "ep": 2, "etp": 2}, 8: {"tp": 4, "ep": 2, "etp": 4}}
-EXPERT_TENSOR_PARALLEL_4 = {n: EXPERT_TENSOR_PARALLEL[n] for n in (2, 4)}
-PIPELINE = {2: {"pp": 2}, 4: {"pp": 2, "ep": 2}}
+PIPELINE = {2: {"pp": 2}, 4: {"pp": 2, "ep": 2}, 8: {"tp": 2, "pp": 2, "ep": 4}}
+OVERLAPPED = {2: {"ep": 2}, 4: {"tp": 2, "ep": 2, "etp": 2}, 8: {"tp": 2, "ep": 4, "etp": 2}}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ _NO_DROP = {"moe_expert_capacity_factor": 4.0}  # 8 experts, top-2: capacity = t
 _FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _TWO_LAYERS = {"num_layers": 2}
 _UNKNOWN_FIELD = "unexpected keyword argument"
+_NEW_FIELD = {"0.15": _UNKNOWN_FIELD, "0.16": _UNKNOWN_FIELD}
+_NO_FUSION = "fused permutation is not available|cannot import name 'fused_permute'"
 
 ROUTING = [
     Setting("aux loss (default flags)", _TWO_LAYERS, layouts=WIDEST),
@@ -76,12 +79,29 @@ ROUTING = [
         _BIAS | _GROUPS | {"moe_router_topk_scaling_factor": 2.5},
         layouts=WIDE,
     ),
+    Setting(
+        "device-limited routing",
+        {"moe_router_topk_limited_devices": 1},
+        layouts={2: {"ep": 2}, 4: {"tp": 2, "ep": 2, "etp": 2}},
+    ),
+    Setting(
+        "square root of softplus scores",
+        {"moe_router_score_function": "sqrtsoftplus", "moe_router_dtype": "fp32"},
+        stock_refuses={"0.15": "Invalid score_function", "0.16": "Invalid score_function"},
+    ),
+    Setting(
+        "quantile balancing",
+        {"moe_router_load_balancing_type": "quantile_balancing", "moe_aux_loss_coeff": 0.0},
+        note="before 0.18 Megatron takes the name and balances nothing",
+    ),
     Setting("sinkhorn", {"moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.0}),
     Setting("top-1, softmax before top-k", {"moe_router_topk": 1, "moe_router_pre_softmax": True}),
     Setting("top-k = experts", {"moe_router_topk": 8}),
     Setting(
         "forced load balancing", {"moe_router_force_load_balancing": True}, around="random_logits_from_their_start"
     ),
+    Setting("forced bias of the logits", {"moe_router_force_biased": -1.0}, stock_refuses=_NEW_FIELD),
+    Setting("fused router", {"moe_router_fusion": True}, stock_refuses={"": "fused_topk_with_score_function"}),
     Setting("fp64 router, input jitter", {"moe_router_dtype": "fp64", "moe_input_jitter_eps": 1e-2}),
     Setting(
         "probabilities applied on the experts' input",
@@ -129,6 +149,16 @@ LAYOUTS = [
         {"moe_router_load_balancing_type": "none"},
         {"pad_multiple": 8},
         around="switching_decode_padding",
+    ),
+    Setting(
+        "moe_token_dispatcher_type=flex",
+        {"moe_token_dispatcher_type": "flex"},
+        refused="moe_token_dispatcher_type='flex' builds another one",
+    ),
+    Setting(
+        "moe_token_dispatcher_type=allgather",
+        {"moe_token_dispatcher_type": "allgather"},
+        refused="moe_token_dispatcher_type='allgather' builds another one",
     ),
     Setting(
         "layout=binned without a capacity",
@@ -187,6 +217,13 @@ RECOMPUTE = [
         stock_refuses={"": "moe_act in recompute_modules is only supported with moe_grouped_gemm"},
     ),
     Setting(
+        "selective recompute of layernorm",
+        _selective("layernorm"),
+        {"pad_multiple": 8},
+        around="no_fp8",
+        note="frees the dispatcher's input; with a stand-in for TransformerEngine's fp8 contexts, on both sides",
+    ),
+    Setting(
         "full recompute",
         _FULL_RECOMPUTE | _TWO_LAYERS,
         {"pad_multiple": 8},
@@ -195,7 +232,20 @@ RECOMPUTE = [
 
 MODEL = [
     Setting("multi-token prediction", {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.1}, {"pad_multiple": 8}),
-    Setting("interleaved dense and MoE layers", {"moe_layer_freq": [0, 1]} | _TWO_LAYERS),
+    Setting(
+        "interleaved dense and MoE layers", {"moe_layer_freq": [0, 1], "moe_ffn_hidden_size": 40} | _TWO_LAYERS
+    ),
+    Setting(
+        "experts with biases",
+        {"add_bias_linear": True},
+        {"pad_multiple": 8},
+        around="router_biases_of_zero",
+        layouts={2: {"ep": 2}, 4: {"ep": 4}},
+        note="without expert parallelism Megatron's local experts with biases crash, whatever the dispatcher",
+    ),
+    Setting("tokens in two chunks", {"mlp_chunks_for_training": 2}, {"pad_multiple": 8}, stock_refuses=_NEW_FIELD),
+    Setting("loss per token", {"calculate_per_token_loss": True}, train={"microbatches": 2}),
+    Setting("fused permutation", {"moe_permute_fusion": True}, stock_refuses={"": _NO_FUSION}),
     Setting(
         "latent MoE",
         {"moe_latent_size": 16},
@@ -223,7 +273,7 @@ PARALLELISM = [
     ),
     Setting("sequence parallel, full recompute", _FULL_RECOMPUTE, {"pad_multiple": 8}, layouts=SEQUENCE_PARALLEL),
     Setting("expert tensor parallel", ours={"pad_multiple": 8}, layouts=EXPERT_TENSOR_PARALLEL),
-    Setting("expert tensor parallel, capacity without padding", _DROP, layouts=EXPERT_TENSOR_PARALLEL_4),
+    Setting("expert tensor parallel, capacity without padding", _DROP, layouts=EXPERT_TENSOR_PARALLEL),
     Setting(
         "EP = experts (one local expert)",
         {"moe_router_topk": 2},
@@ -234,10 +284,29 @@ PARALLELISM = [
     Setting(
         "EP = experts, padded to capacity",
         _DROP | _PAD,
-        layouts={2: {"ep": 2}, 4: {"ep": 4}},
+        layouts={2: {"ep": 2}, 4: {"ep": 4}, 8: {"ep": 8}},
         experts_per_rank=1,
     ),
     Setting("pipeline parallel 2", _TWO_LAYERS, ours={"pad_multiple": 8}, layouts=PIPELINE),
+    Setting(
+        "expert-parallel communication overlapped (combined 1F1B), bf16",
+        _TWO_LAYERS | {"overlap_moe_expert_parallel_comm": True, "bf16": True},
+        {"pad_multiple": 8},
+        train={"microbatches": 3},
+        low_precision=True,
+        layouts=OVERLAPPED,
+    ),
+    Setting(
+        "combined 1F1B with one local expert, bf16",
+        _TWO_LAYERS | {"overlap_moe_expert_parallel_comm": True, "bf16": True},
+        {"pad_multiple": 8},
+        train={"microbatches": 3},
+        low_precision=True,
+        layouts={4: {"ep": 4}, 8: {"ep": 8}},
+        experts_per_rank=1,
+        oracle={"overlap_moe_expert_parallel_comm": False},
+        note="stock's dispatcher crashes: its experts' input is what the schedule has freed; held to stock without overlap",
+    ),
     Setting("distributed optimizer", train={"distributed_optimizer": True}, layouts=WIDE),
 ]
 

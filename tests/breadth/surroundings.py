@@ -1,6 +1,8 @@
 """What some settings need around a training, on both sides of the comparison: each yields `before_step` or None."""
 
 import contextlib
+import types
+from unittest import mock
 
 import torch
 
@@ -75,3 +77,32 @@ def latent_projection(config):
     yield None
     for name, value in saved.items():
         setattr(moe_layer, name, value)
+
+
+@contextlib.contextmanager
+def no_fp8(config):
+    """Recompute that discards outputs enters TransformerEngine's fp8 contexts, by names unbound without it."""
+    from megatron.core.tensor_parallel import random
+
+    nothing = lambda **kwargs: contextlib.nullcontext()  # noqa: E731
+    names = {
+        "FP8GlobalStateManager": types.SimpleNamespace(is_fp8_enabled=lambda: False),
+        "activation_recompute_forward": nothing,
+        "fp8_autocast": nothing,
+    }
+    with contextlib.ExitStack() as stack:
+        for name, value in names.items():
+            stack.enter_context(mock.patch.object(random, name, value, create=True))
+        yield None
+
+
+@contextlib.contextmanager
+def router_biases_of_zero(config):
+    """Before 0.16 the router's bias starts with whatever its memory held."""
+
+    def before_step(step, model):
+        for name, parameter in model.named_parameters():
+            if step == 0 and name.endswith("router.bias"):
+                parameter.data.zero_()
+
+    yield before_step

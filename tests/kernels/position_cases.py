@@ -50,7 +50,10 @@ CASES = (
     Case("many experts in one block of positions", T=20, K=4, E=64, H=123, dtype=FP32, capacity=2),
     Case("one expert over many programs", T=130, K=1, E=5, H=200, routing="one expert", capacity=100),
     Case("one column and idle programs", T=3, K=1, E=8, H=1, dtype=FP32, capacity=1, weighted=False),
-    Case("ten assignments of a token", T=9, K=10, E=16, H=16, pad_to=16, weighted=False),
+    *(
+        Case(f"top {K}", T=7, K=K, E=12, H=16, dtype=(BF16, FP16, FP32)[K % 3], capacity=K, weighted=K % 2 == 0)
+        for K in range(1, 11)
+    ),
     Case("no tokens", T=0, K=2, E=4, H=8, capacity=3),
     Case("no weights", T=40, K=3, E=8, H=768, dtype=FP16, weighted=False),
     Case("a width of no power of two", T=24, K=2, E=8, H=2880, capacity=4),

@@ -1,10 +1,12 @@
-"""What the MegaBlocks-signature launches refuse: shapes always, values in checked mode; one failing input a rule."""
+"""What the MegaBlocks-signature launches refuse: shapes always, values in checked mode; one failing input for each rule
+and launch, of the twins and of Triton's."""
 
 import pytest
 import torch
 
 import megatron_ascend_moe
-from megatron_ascend_moe.kernels import positions_reference
+from megatron_ascend_moe import kernels
+from megatron_ascend_moe.kernels import position_checks
 
 T, K, E, H, C = 4, 2, 3, 8, 5
 
@@ -40,9 +42,20 @@ LAUNCHES = {
 }
 
 
-def call(name: str, **changes):
-    arguments = good_arguments() | changes
-    return getattr(positions_reference, name)(*(arguments[key] for key in LAUNCHES[name]))
+@pytest.fixture(params=["torch", "triton"])
+def call(request, _kernel_tier, device):
+    """call(name, **changes): a launch with good arguments but for the changes, on the device under test."""
+    launches = kernels.select_positions(request.param, device)
+
+    def run(name: str, **changes):
+        arguments = good_arguments() | changes
+        return getattr(launches, name)(*(_on(device, arguments[key]) for key in LAUNCHES[name]))
+
+    return run
+
+
+def _on(device, value):
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def integers(*values):
@@ -82,51 +95,109 @@ VALUE_RULES = {
         "indices", integers(0, 2, 4, 1, 3, 6, 6, 5), "indices repeat an assignment: got 6 at 6, expected each"
     ),
 }  # fmt: skip
-VALUE_CASES = [
-    (name, rule) for name in LAUNCHES for rule, (argument, *_) in VALUE_RULES.items() if argument in LAUNCHES[name]
-]
+SHAPE_RULES = {
+    "indices of int64": (
+        "indices", torch.zeros(8, dtype=torch.int64), "indices (8,) of torch.int64: expected contiguous (N) of torch.int32"
+    ),
+    "indices of two dimensions": (
+        "indices", torch.zeros(4, 2, dtype=torch.int32), "indices (4, 2) of torch.int32: expected contiguous (N)"
+    ),
+    "another number of bin_ids": ("bin_ids", integers(0, 0), "bin_ids (2,) of torch.int32: expected contiguous (8)"),
+    "bins of int64": ("bins", integers(3, 7, 8).long(), "bins (3,) of torch.int64: expected contiguous (N)"),
+    "no experts": ("bins", integers(), "0 experts, top_k=2 and 8 positions: expected at least one expert"),
+    "no whole number of tokens": ("top_k", 3, "3 experts, top_k=3 and 8 positions: expected at least one expert and a"),
+    "top_k of 0": ("top_k", 0, "3 experts, top_k=0 and 8 positions: expected at least one expert and a"),
+    "another number of weights": ("weights", torch.rand(7), "weights (7,) of torch.float32: expected (8) floating"),
+    "integer weights": ("weights", integers(*range(8)), "weights (8,) of torch.int32: expected (8) floating"),
+    "another number of padded_bins": (
+        "padded_bins", integers(4, 8), "padded_bins (2,) of torch.int32: expected contiguous (3) of torch.int32"
+    ),
+    "another number of tokens": (
+        "tokens", torch.randn(3, H), "3 tokens of top_k=2: expected 4 tokens for 8 positions"
+    ),
+    "tokens of fp64": ("tokens", torch.randn(T, H).double(), "tokens (4, 8) of torch.float64, strides (8, 1): expected"),
+    "tokens of no columns": ("tokens", torch.randn(T, 0), "tokens (4, 0) of torch.float32"),
+    "columns apart": ("tokens", torch.randn(H, T).t(), "tokens (4, 8) of torch.float32, strides (1, 4): expected"),
+    "another number of rows": ("rows", torch.randn(7, H), "7 rows: expected one of each of the 8 positions"),
+    "rows of one dimension": ("padded_rows", torch.randn(10), "rows (10,) of torch.float32"),
+    "rows of other experts": ("binned_rows", torch.randn(2, C, H), "rows (2, 5, 8), strides (40, 8, 1): expected contig"),
+    "bins that are not adjacent": (
+        "binned_rows", torch.randn(C, E, H).transpose(0, 1), "rows (3, 5, 8), strides (8, 24, 1): expected contiguous"
+    ),
+    "a negative capacity": ("capacity", -1, "capacity -1 of 3 experts: expected 0 to 2147483647 rows in all"),
+    "a capacity beyond int32": ("capacity", 2**30, "capacity 1073741824 of 3 experts: expected 0 to 2147483647 rows"),
+}  # fmt: skip
+
+
+def _cases(rules: dict) -> list:
+    """Each rule with each launch that takes its argument."""
+    return [
+        pytest.param(name, rule, id=f"{name}: {rule}")
+        for name in LAUNCHES
+        for rule, (argument, *_) in rules.items()
+        if argument in LAUNCHES[name]
+    ]
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_good_arguments_pass_in_checked_mode(name):
+def test_good_arguments_pass_in_checked_mode(call, name):
     with megatron_ascend_moe.checked():
         call(name)
 
 
-@pytest.mark.parametrize(("name", "rule"), VALUE_CASES, ids=[f"{name}: {rule}" for name, rule in VALUE_CASES])
-def test_checked_mode_refuses(name, rule):
+@pytest.mark.parametrize(("name", "rule"), _cases(SHAPE_RULES))
+def test_shapes_are_always_checked(call, name, rule):
+    argument, value, message = SHAPE_RULES[rule]
+    with pytest.raises(ValueError) as refusal:
+        call(name, **{argument: value})
+    assert str(refusal.value).startswith(f"{name}: {message}")
+
+
+@pytest.mark.parametrize(("name", "rule"), _cases(VALUE_RULES))
+def test_checked_mode_refuses(call, name, rule):
     argument, values, message = VALUE_RULES[rule]
     with megatron_ascend_moe.checked(), pytest.raises(ValueError) as refusal:
         call(name, **{argument: values})
     assert str(refusal.value).startswith(f"{name}: {message}")
 
 
-def test_checked_mode_refuses_more_padded_rows_than_there_are():
+@pytest.mark.parametrize("name", ["padded_scatter", "padded_scatter_wgrad"])
+def test_checked_mode_refuses_more_padded_rows_than_there_are(call, name):
     with megatron_ascend_moe.checked(), pytest.raises(ValueError, match="padded_bins end at 12: expected at most 10"):
-        call("padded_scatter", padded_bins=integers(4, 8, 12))
+        call(name, padded_bins=integers(4, 8, 12))
 
 
-def test_values_are_not_read_outside_checked_mode(monkeypatch):
+def test_a_number_of_rows_to_make_is_checked(device):
+    good = {key: _on(device, value) for key, value in good_arguments().items()}
+    for choice in ("torch", "triton"):
+        launch = kernels.select_positions(choice, device).padded_gather
+        where = [good[key] for key in LAUNCHES["padded_gather"]]
+        with pytest.raises(ValueError, match="padded_gather: num_rows=-1: expected 0 to 2147483647"):
+            launch(*where, num_rows=-1)
+        with megatron_ascend_moe.checked(), pytest.raises(ValueError, match="padded_bins end at 10: expected at most 9"):
+            launch(*where, num_rows=9)
+
+
+def test_gradients_of_another_width_are_refused(call):
+    for name in ("scatter_wgrad", "padded_scatter_wgrad", "binned_scatter_wgrad"):
+        with pytest.raises(ValueError, match=rf"{name}: tokens \(4, 9\) .* expected \(rows, 8\) of fp16"):
+            call(name, tokens=torch.randn(T, H + 1))
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_values_are_read_in_checked_mode_only(call, name, monkeypatch):
+    monkeypatch.delenv("MEGATRON_ASCEND_MOE_CHECKED", raising=False)
+    monkeypatch.setattr(position_checks, "_check_values", lambda *values: pytest.fail("values were checked"))
+    call(name)
+    with megatron_ascend_moe.checked(), pytest.raises(pytest.fail.Exception, match="values were checked"):
+        call(name)
+
+
+def test_the_checks_of_shapes_read_no_value(monkeypatch):
     monkeypatch.delenv("MEGATRON_ASCEND_MOE_CHECKED", raising=False)
     monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a value was read"))
-    call("gather", indices=integers(0, 2, 4, 1, 3, 6, 6, 5))
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("gather", {"indices": torch.zeros(8, dtype=torch.int64)}, "indices .8,. of torch.int64: expected contiguous"),
-        ("gather", {"bin_ids": integers(0, 0)}, "bin_ids .2,. of torch.int32: expected contiguous .8. of torch.int32"),
-        ("gather", {"top_k": 3}, "3 experts, top_k=3 and 8 positions: expected at least one expert and a whole"),
-        ("gather", {"tokens": torch.randn(3, H)}, "3 tokens of top_k=2: expected 4 tokens for 8 positions"),
-        ("gather", {"weights": torch.rand(7)}, "weights .7,. of torch.float32: expected .8. floating, by assignment"),
-        ("padded_gather", {"padded_bins": integers(4, 8)}, "padded_bins .2,. of torch.int32: expected contiguous .3."),
-        ("binned_gather", {"capacity": -1}, "capacity -1 of 3 experts: expected 0 to 2147483647 rows"),
-        ("scatter", {"rows": torch.randn(7, H)}, "7 rows: expected one of each of the 8 positions"),
-        ("binned_scatter", {"binned_rows": torch.randn(2, C, H)}, "expected contiguous .3, capacity, H."),
-        ("scatter_wgrad", {"tokens": torch.randn(T, H + 1)}, "tokens .4, 9. .* expected .rows, 8. of fp16"),
-    ],
-)
-def test_shapes_are_always_checked(name, changes, message):
-    with pytest.raises(ValueError, match=f"{name}: .*{message}"):
-        call(name, **changes)
+    good = good_arguments()
+    wrong = integers(0, 2, 4, 1, 3, 6, 6, 5)
+    where = (wrong, good["bin_ids"], good["bins"], K)
+    position_checks.check_positions("gather", *where, tokens=good["tokens"], weights=good["weights"])
+    position_checks.check_positions("padded_scatter", *where, rows=good["padded_rows"], padded_bins=good["padded_bins"])

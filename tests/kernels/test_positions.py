@@ -133,3 +133,7 @@ def test_a_large_routing(device, tier):
         assert torch.equal(rows.view(-1, case.H), expected)
         back = run_scatter(launches, inputs, layout, rows)
         assert torch.equal(back, run_scatter(positions_reference, inputs, layout, rows))
+        grad = run_weight_gradient(launches, inputs, layout, rows)
+        expected = (rows.view(-1, case.H).double() * expected.double()).sum(1)[ids >= 0]
+        torch.testing.assert_close(grad[ids[ids >= 0]], expected.float(), rtol=1e-5, atol=1e-6 * case.H)
+        assert int((grad == 0).sum()) >= case.T * case.K - int((ids >= 0).sum())

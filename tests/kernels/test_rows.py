@@ -17,6 +17,16 @@ SHAPES = [
     Case(T=5, E=256, K=8, H=64, M=3),
     Case(T=0, E=8, K=2, H=7, M=4),
     Case(T=0, E=8, K=2, H=7, C=5),
+    # Widths of rows: narrower than a block of 32 bytes, no power of two, split into column tiles.
+    Case(T=6, E=4, K=4, H=4, M=2),
+    Case(T=6, E=4, K=3, H=100, C=2, dtype=torch.float16),
+    Case(T=6, E=8, K=5, H=200, M=4, dtype=torch.float32),
+    Case(T=5, E=8, K=7, H=768, M=4),
+    Case(T=5, E=6, K=4, H=2880, M=8, dtype=torch.float32),
+    Case(T=4, E=8, K=6, H=5120, M=1),
+    Case(T=4, E=6, K=2, H=5200, C=2, dtype=torch.float16),
+    Case(T=4, E=12, K=8, H=7168, M=2, dtype=torch.float32),
+    Case(T=4, E=12, K=9, H=7168, M=2),
 ]
 
 

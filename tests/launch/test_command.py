@@ -52,11 +52,28 @@ def test_launch_replaces_the_process_by_exactly_that_command(no_parser, capsys, 
         ([*QWEN, "--config", "absent.yaml"], "no such file: absent.yaml"),
         ([*QWEN, "--", "--expert-model-parallel-size", "7"], "num-experts 128 is not divisible"),
         ([*QWEN, "--", "oops"], "'oops' belongs to no flag"),
+        ([*QWEN, "--", "--moe-ascend-pad-multiple", "0"], "expected a whole number of rows, at least 1"),
+        ([*QWEN, "--", "--moe-ascend-layout", "bined"], "layout='bined' is unknown: choose one of auto, padded, binned"),
+        ([*QWEN, "--", "--moe-ascend-layout", "binned"], "set --moe-expert-capacity-factor, or use layout='auto'"),
+        (
+            [*QWEN, "--", "--moe-ascend-layout", "padded", "--moe-pad-expert-input-to-capacity"],
+            "layout='padded' cannot serve moe_pad_expert_input_to_capacity=True",
+        ),
+        (
+            [*QWEN, "--", "--moe-token-dispatcher-type", "alltoall", "--moe-ascend-pad-multiple", "8"],
+            "moe-ascend-pad-multiple: given, but the dispatcher is not selected",
+        ),
     ],
 )
 def test_what_is_refused_exits_with_2_and_says_why(no_parser, capsys, argv, message):
     assert command.main(argv) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_yaml_is_named(no_parser, capsys, tmp_path):
+    (tmp_path / "mine.yaml").write_text("num-layers: [1\n")
+    assert command.main([*QWEN, "--config", str(tmp_path / "mine.yaml")]) == 2
+    assert "mine.yaml: expected YAML" in capsys.readouterr().err
 
 
 def test_node_rank_comes_from_the_environment(no_parser, capsys, monkeypatch):

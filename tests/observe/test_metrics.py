@@ -60,11 +60,14 @@ def test_megatrons_report_carries_the_loads_on_steps_that_log(distributed_pool, 
     assert answers[0][1][1]["moe_ascend_max_vio"] == pytest.approx(mean, rel=1e-5)
 
 
+@pytest.mark.parametrize("layout", [{"ep": 2}, {"tp": 2, "ep": 2, "etp": 2}], ids=str)
 @pytest.mark.parametrize("differ", [True, False])
-def test_settings_are_compared_once_a_group(distributed_pool, differ):
-    for error, gathers in distributed_pool(2).submit(JOB + "agreement", differ=differ):
+def test_settings_are_compared_once_a_group(distributed_pool, layout, differ):
+    """Over EP x ETP; every rank names both values."""
+    world = layout.get("etp", 1) * 2
+    for error, gathers in distributed_pool(world).submit(JOB + "agreement", layout=layout, differ=differ):
         assert gathers == 1
         if differ:
-            assert "pad_multiple is 1 on rank 0, 8 on rank 1" in error
+            assert "pad_multiple is 1 on rank 0" in error and f"8 on rank {world - 1}" in error
         else:
             assert error is None

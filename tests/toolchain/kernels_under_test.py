@@ -51,3 +51,33 @@ def round_to_half(x_ptr, out_ptr, BLOCK: tl.constexpr):
     """fp32 rounded to the output's type."""
     at = tl.arange(0, BLOCK)
     tl.store(out_ptr + at, (tl.load(x_ptr + at) * 1.0009765625).to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def copy_rows(
+    x_ptr, index_ptr, out_ptr, rows, H: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, FAULT: tl.constexpr
+):
+    """out[i] = x[index[i]] by whole-row DMAs, as the package's kernels do it, or with one of the faults that a report
+    must name."""
+    first = tl.program_id(0) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    column = tl.arange(0, COLUMNS)
+    index = tl.load(index_ptr + first + lane, mask=first + lane < rows, other=0)
+    for i in range(0, tl.minimum(BLOCK, rows - first)):
+        source = tl.get_element(index, (i,)).to(tl.int64)
+        out_at = out_ptr + (first + i).to(tl.int64) * H
+        for start in range(0, H, COLUMNS):
+            inside = start + column < H
+            if FAULT == "a scalar load in the loop over columns":
+                source = tl.load(index_ptr + first + i).to(tl.int64)
+            if FAULT == "element by element":
+                flipped = tl.load(index_ptr + start + column, mask=inside, other=0)
+                values = tl.load(x_ptr + source * H + flipped, mask=inside)
+            else:
+                values = tl.load(x_ptr + source * H + start + column, mask=inside)
+            if FAULT == "a mask made of data":
+                tl.store(out_at + start + column, values, mask=inside & (values > 0))
+            else:
+                tl.store(out_at + start + column, values, mask=inside)
+            if FAULT == "a row stored twice":
+                tl.store(out_at + start + column, values, mask=inside)

@@ -1,4 +1,6 @@
-"""Reading the compiler's final program: small texts in its two styles, with loops (A2, A3) and in blocks (A5)."""
+"""Reading the compiler's final program: small texts in its styles, by release and SoC."""
+
+import pytest
 
 from megatron_ascend_moe.toolchain.program import Access, read_program
 
@@ -64,6 +66,50 @@ def test_a_single_buffer_that_is_no_constant_is_told():
 def test_an_output_that_is_read_back_is_told():
     program = read_program(STRUCTURED.replace("memref.reinterpret_cast %arg3", "memref.reinterpret_cast %arg5"))
     assert program.read_back() == {2}
+
+
+@pytest.mark.parametrize("lost", ["%unknown", "%n"])
+def test_a_buffer_that_cannot_be_told_is_not_taken_for_two(lost):
+    program = read_program(STRUCTURED.replace("arith.select %odd, %1, %0", f"memref.cast {lost}"))
+    assert [access.buffers for access in program.single_buffered({0, 2})] == [(), ()]
+
+
+# The same in structured operations, as ascendnpu-ir 1.0.0 writes it.
+OPERATIONS = f"""module {{
+{HEAD}    %c0_i64 = arith.constant 0 : i64
+    %c64_i64 = arith.constant 64 : i64
+    %c128_i64 = arith.constant 128 : i64
+    %c32_i32 = arith.constant 32 : i32
+    %0 = hivm.hir.pointer_cast(%c64_i64) : memref<32xbf16, {UB}>
+    %1 = hivm.hir.pointer_cast(%c128_i64) : memref<32xbf16, {UB}>
+    %2 = hivm.hir.pointer_cast(%c0_i64) : memref<32xbf16, {UB}>
+    hivm.hir.vbrc ins(%cst : bf16) outs(%2 : memref<32xbf16, {UB}>)
+    scf.for %arg6 = %a to %b step %c32_i32  : i32 {{
+      %4 = arith.select %odd, %1, %0 : memref<32xbf16, {UB}>
+      %reinterpret_cast = memref.reinterpret_cast %arg3 to offset: [%5], sizes: [32], strides: [1] : memref<?xbf16, {GM}>
+      %6 = memref.load %reinterpret_cast_9[%c0] : memref<1xi32, strided<[1], offset: ?>, {GM}>
+      %7 = memref.load %4[%c0] : memref<32xbf16, {UB}>
+      hivm.hir.load ins(%reinterpret_cast : memref<?xbf16, {GM}>) outs(%4 : memref<32xbf16, {UB}>) pad_mode = <PadValue>
+      hivm.hir.vmul ins(%4, %w : memref<32xbf16, {UB}>, bf16) outs(%4 : memref<32xbf16, {UB}>) temp_buffer(%2 : memref)
+      hivm.hir.store ins(%4 : memref<32xbf16, {UB}>) outs(%arg5 : memref<?xbf16, {GM}>)
+    }}
+    scf.for %arg7 = %a to %b step %n  : i32 {{
+      hivm.hir.store ins(%2 : memref<32xbf16, {UB}>) outs(%arg5 : memref<?xbf16, {GM}>)
+      hivm.hir.copy ins(%2 : memref<32xbf16, {UB}>) outs(%0 : memref<32xbf16, {UB}>)
+      hivm.hir.set_flag[<PIPE_V>, <PIPE_MTE3>, <EVENT_ID0>]
+    }}
+    return
+  }}
+}}
+"""
+
+
+def test_programs_of_structured_operations():
+    program = read_program(OPERATIONS)
+    assert program.accesses == (*read_program(STRUCTURED).accesses, Access("copy", None, (), (None,)))
+    assert program.vector_ops == 2
+    assert program.constant_buffers == {0}
+    assert program.single_buffered({0, 2}) == []
 
 
 BLOCKS = f"""module {{
