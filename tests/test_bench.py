@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ CASES = [
 
 def test_smoke_writes_a_line_a_case(tmp_path, capsys):
     path = tmp_path / "bench.json"
-    argv = ["--smoke", "--device", "cpu", "--kernels", "torch", "--json", str(path)]
+    argv = ["--smoke", "--device", "cpu", "--kernels", "torch", "--parts", "kernels", "--json", str(path)]
     assert bench.main(argv) == 0
     report = json.loads(path.read_text())
     assert [line["case"] for line in report["results"]] == CASES
@@ -34,12 +36,25 @@ def test_smoke_writes_a_line_a_case(tmp_path, capsys):
     assert all(case in printed for case in CASES)
 
 
+def test_a_layer_is_timed_beside_stock(tmp_path):
+    """In a process of its own, since Megatron on a CPU needs names of torch.cuda replaced before it is imported."""
+    path = tmp_path / "bench.json"
+    argv = ["--smoke", "--device", "cpu", "--kernels", "torch", "--parts", "layer", "--json", str(path)]
+    subprocess.run([sys.executable, "-m", "megatron_ascend_moe", "bench", *argv], check=True, timeout=200)
+    dispatcher, layer = json.loads(path.read_text())["results"]
+    assert [dispatcher["case"], layer["case"]] == [f"{n}, forward + backward" for n in ("dispatcher", "MoE layer")]
+    for line in (dispatcher, layer):
+        assert line["us"] > 0 and line["speedup"] == pytest.approx(line["stock_us"] / line["us"])
+    plan = 4 * (5 * SMOKE.E + 1)
+    assert dispatcher["kept_bytes"] <= 8 * SMOKE.T * SMOKE.K + plan
+
+
 def test_a_missing_peer_is_named(tmp_path, capsys, monkeypatch):
     def absent(inputs):
         raise ImportError("No module named 'megablocks'")
 
     monkeypatch.setitem(bench.PEERS, "megablocks", absent)
-    assert bench.main(["--smoke", "--device", "cpu", "--kernels", "torch", "--vs", "megablocks"]) == 0
+    assert bench.main(["--smoke", "--device", "cpu", "--parts", "kernels", "--kernels", "torch", "--vs", "megablocks"]) == 0
     assert "sequence by megablocks" in (printed := capsys.readouterr().out)
     assert "not measured: No module named 'megablocks'" in printed
 
@@ -53,12 +68,12 @@ def test_wrong_results_are_not_timed():
     cases.check(inputs, twin)
 
 
-@pytest.mark.parametrize("argv", [["--dtype", "int8"], ["--vs", "stock,other"], ["--model", "unknown"]])
+@pytest.mark.parametrize("argv", [["--dtype", "int8"], ["--vs", "stock,other"], ["--parts", "nothing"], ["--model", "x"]])
 def test_unknown_choices_list_the_known(argv, capsys):
     with pytest.raises(SystemExit):
         bench.main(argv)
     printed = capsys.readouterr().err
-    assert any(word in printed for word in ("bf16", "megablocks", "mixtral-8x7b"))
+    assert any(word in printed for word in ("bf16", "megablocks", "mixtral-8x7b", "kernels,layer"))
 
 
 def test_bytes_are_the_floor():

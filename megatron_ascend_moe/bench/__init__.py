@@ -1,4 +1,5 @@
-"""`python -m megatron_ascend_moe bench`: the kernels and the dispatcher's sequence against the device's copy bandwidth.
+"""`python -m megatron_ascend_moe bench`: the kernels and the dispatcher's sequence against the device's copy bandwidth,
+then the dispatcher alone and a whole MoE layer, forward and backward, against Megatron-Core's own.
 
 One line a case: microseconds on the device (CUDA graph replays, inputs that are not in the cache), bytes that must
 move, GB/s, and the fraction of a copy of the same bytes measured in the same run. Results are checked against the
@@ -16,11 +17,13 @@ import sys
 import torch
 
 from megatron_ascend_moe import kernels
-from megatron_ascend_moe.bench import timing
+from megatron_ascend_moe.bench import layer, timing
 from megatron_ascend_moe.bench.cases import check, make_cases, make_inputs
 from megatron_ascend_moe.bench.peers import PEERS
 from megatron_ascend_moe.bench.shapes import MODELS, SMOKE, Shape
+from megatron_ascend_moe.host.run import prepare_device
 
+PARTS = ("kernels", "layer")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -28,14 +31,20 @@ def main(argv: list[str]) -> int:
     """Run the command; 0 where every result was right, else an error is raised."""
     args = _parse(argv)
     device = torch.device(args.device or _default_device())
+    if "layer" in args.parts and device.type != "cuda":
+        prepare_device(device.type)
     kernel_set = kernels.select(args.kernels, device)
-    shapes = [SMOKE] if args.smoke else list(MODELS.values()) if args.model == "all" else [MODELS[args.model]]
+    shapes = [SMOKE] if args.smoke else [MODELS[name] for name in args.model.split(",")]
     report = {**_provenance(device, kernel_set.name, argv), "results": []}
     print(f"{report['device']}, kernels {kernel_set.name}, torch {report['torch']}, triton {report['triton']}")
     copies = timing.Copies(device)
     for shape in shapes:
         for dtype in args.dtype.split(","):
-            report["results"] += _measure(shape, dtype, device, kernel_set, copies, args.vs)
+            print(f"\n{shape} {dtype}")
+            if "kernels" in args.parts:
+                report["results"] += _measure_kernels(shape, dtype, device, kernel_set, copies, args.vs)
+            if "layer" in args.parts:
+                report["results"] += _measure_layer(shape, dtype, device, args.kernels)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(report, file, indent=1)
@@ -45,9 +54,10 @@ def main(argv: list[str]) -> int:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m megatron_ascend_moe bench", description=__doc__)
-    parser.add_argument("--model", default="all", choices=[*MODELS, "all"])
+    parser.add_argument("--model", default=",".join(MODELS), help="one or several of these (default: all, %(default)s)")
     parser.add_argument("--dtype", default="bf16", help="of the rows, or several: bf16,fp32")
     parser.add_argument("--vs", default="", help=f"peers to time the same sequence with: {','.join(PEERS)}")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure (default: %(default)s)")
     parser.add_argument("--device", help="default: npu or cuda where torch finds one, else cpu")
     parser.add_argument("--kernels", default="auto", choices=kernels.KERNELS)
     parser.add_argument("--json", metavar="FILE", help="write the results there")
@@ -55,7 +65,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--smoke", action="store_true", help="a tiny shape: shows that all of it runs, times nothing real"
     )
     args = parser.parse_args(argv)
-    for name, known in (("dtype", DTYPES), ("vs", PEERS)):
+    for name, known in (("model", MODELS), ("dtype", DTYPES), ("vs", PEERS), ("parts", PARTS)):
         unknown = [choice for choice in getattr(args, name).split(",") if choice and choice not in known]
         if unknown:
             parser.error(f"--{name}: unknown {', '.join(unknown)}; expected some of {','.join(known)}")
@@ -68,11 +78,10 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _measure(
+def _measure_kernels(
     shape: Shape, dtype: str, device: torch.device, kernel_set: kernels.KernelSet, copies: timing.Copies, vs: str
 ) -> list[dict]:
     """Check, then time, every case of a shape; the peers' lines follow that of the sequence."""
-    print(f"\n{shape} {dtype}")
     inputs = make_inputs(shape, DTYPES[dtype], device, kernel_set)
     check(inputs, kernel_set)
     results = []
@@ -103,6 +112,20 @@ def _peer(name: str, inputs, device: torch.device, own_seconds: float, own: dict
     line |= {"us": seconds * 1e6, "own_us": own_seconds * 1e6, "speedup": seconds / own_seconds}
     print(f"  {line['case']:<27} {line['us']:9.1f} us, ours {line['own_us']:.1f} us: {line['speedup']:.2f} times")
     return line
+
+
+def _measure_layer(shape: Shape, dtype: str, device: torch.device, kernels_choice: str) -> list[dict]:
+    try:
+        lines = layer.measure(shape, DTYPES[dtype], device, kernels_choice)
+    except (ImportError, torch.OutOfMemoryError) as error:
+        reason = str(error).splitlines()[0]
+        print(f"  {'MoE layer':<27} not measured: {reason}", flush=True)
+        return [{"shape": str(shape), "dtype": dtype, "case": "MoE layer", "not_measured": reason}]
+    for line in lines:
+        kept = f", keeps {line['kept_bytes']} B, stock {line['stock_kept_bytes']} B" if "kept_bytes" in line else ""
+        times = f"{line['us']:9.1f} us, stock {line['stock_us']:.1f} us: {line['speedup']:.2f} times"
+        print(f"  {line['case']:<27} {times}{kept}", flush=True)
+    return lines
 
 
 def _provenance(device: torch.device, kernels_name: str, argv: list[str]) -> dict:

@@ -19,7 +19,7 @@ def stock(inputs: Inputs) -> Callable[[int], object]:
 
     def call(i: int) -> None:
         x, probs, routed, grad = _leaves(inputs, i)
-        rows, row_probs, order = moe_utils.permute(x, routed, probs=probs, num_out_tokens=T * K)
+        rows, row_probs, order, *_ = moe_utils.permute(x, routed, probs=probs, num_out_tokens=T * K)
         out = moe_utils.unpermute(rows, order, x.shape, routing_map=routed)
         torch.autograd.grad([out, row_probs], [x, probs], [grad, row_probs.detach()])
 

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     GPU, `cpu` beside an accelerator, `auto` without any).
     """
     arguments = _parse(argv)
-    _prepare(arguments.device)
+    prepare_device(arguments.device)
     from megatron_ascend_moe.host.dataset_helpers import use_built_helpers
 
     use_built_helpers()
@@ -57,7 +57,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def _prepare(device: str) -> None:
+def prepare_device(device: str) -> None:
+    """Put in place what Megatron needs of `device` ("auto", "npu", "cuda" or "cpu") before it is imported.
+
+    RuntimeError where that device is not usable.
+    """
     if device == "auto":
         device = _find_accelerator()
     if device == "npu":

@@ -110,7 +110,8 @@ def row_tile(kernel: str, target: Target, H: int, K: int, itemsize: int) -> RowT
     """
     if not target.ascend:
         columns, num_warps = _cuda_row_tile(kernel, H, K, itemsize)
-        return RowTile(columns, 1, 1, next_power_of_two(K), num_warps)
+        slots = max(2, next_power_of_two(K))  # Triton-Ascend's interpreter takes a mask of one False element for none
+        return RowTile(columns, 1, 1, slots, num_warps)
     rows, fp32_rows, vectors = _ROW_BUFFERS[kernel]
     block_slots = _width(target, ASCEND_BLOCK_TOKENS * K, 8)
     buffers = RowBuffers(rows=rows, fp32_rows=fp32_rows, vector_bytes=vectors * 4 * block_slots)
