@@ -3,11 +3,12 @@
     torchrun --nnodes 2 --nproc-per-node 8 … examples/bridge_install.py    # Megatron Bridge's Qwen3-30B-A3B recipe
     python examples/bridge_install.py --smoke                              # megatron-core alone, on a CPU, in seconds
 
-Both do the same three things: `install(DispatchConfig(...))` before the model is built, then build it as always,
-then `verify(model)`, which raises where a MoE layer uses another dispatcher. `uninstall()` gives Megatron its own
-names back. The Bridge part is for release 0.6 with TransformerEngine; its recipe is for 16 GPUs, on mock data, and reads
-the model's configuration from the Hugging Face hub. It was never run on GPUs: tests/bridge_by_hand.py ran it with the
-real Bridge 0.6.2 and a tiny model on CPUs, and the suite runs it with a stand-in for Bridge.
+(with this package installed, or the clone in PYTHONPATH). Both do the same three things: `install(DispatchConfig(...))`
+before the model is built, then build it as always, then `verify(model)`, which raises where a MoE layer uses another
+dispatcher. `uninstall()` gives Megatron its own names back. The Bridge part is for release 0.6 with TransformerEngine; its
+recipe is for 16 GPUs, on mock data, and reads the model's configuration from the Hugging Face hub. It was never run on
+GPUs: tests/bridge_by_hand.py ran it with the real Bridge 0.6.2 and a tiny model on CPUs, and the suite runs it with a
+stand-in for Bridge.
 """
 
 import argparse

@@ -43,7 +43,7 @@ NNODES="${NNODES:-${SLURM_JOB_NUM_NODES:-}}"
 if [ -z "${MASTER_ADDR:-}" ] && [ -n "${SLURM_JOB_NODELIST:-}" ]; then
   MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 fi
-[[ "$NODE_RANK" =~ ^[0-9]+$ ]] || fail "NODE_RANK='$NODE_RANK': expected this node's number, from 0"
+[[ "$NODE_RANK" =~ ^[0-9]+$ ]] || fail "NODE_RANK='$NODE_RANK': expected this node's number, from 0; set it on each node, or start with srun"
 [ -n "${MASTER_ADDR:-}" ] || fail "MASTER_ADDR is missing: name or address of node 0"
 [[ "${MASTER_PORT:=6000}" =~ ^[0-9]+$ ]] || fail "MASTER_PORT='$MASTER_PORT': expected a port number"
 if [ -n "$NNODES" ] && { [[ ! "$NNODES" =~ ^[0-9]+$ ]] || [ "$NODE_RANK" -ge "$NNODES" ]; }; then

@@ -13,6 +13,7 @@ LAYOUTS = ("auto", "padded", "binned")
 EXCHANGES = ("per-route",)
 KERNELS = ("auto", "triton", "torch")
 CHECKED_VARIABLE = "MEGATRON_ASCEND_MOE_CHECKED"
+OFF = ("", "0", "false", "off", "no")  # values, in any case, with which a switch in the environment is off
 
 
 def _setting(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
@@ -72,7 +73,7 @@ def checked(enabled: bool = True) -> Iterator[None]:
 
 def is_checked() -> bool:
     """Whether checked mode is on: by `checked()`, or by MEGATRON_ASCEND_MOE_CHECKED=1."""
-    return _checked.get() or os.environ.get(CHECKED_VARIABLE, "0") not in ("", "0")
+    return _checked.get() or os.environ.get(CHECKED_VARIABLE, "0").lower() not in OFF
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ def dispatcher(settings):
 
 def build_model(config, layout, seed=1234):
     """A GPT with the local (TransformerEngine-free) layer specs, the same weights for the same seed and layout."""
+    (model,) = build_chunks(config, layout, seed)
+    return model
+
+
+def build_chunks(config, layout, seed=1234):
+    """This pipeline stage's chunks of that GPT: one, or as many as virtual stages."""
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.models.gpt import gpt_layer_specs as specs
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -68,6 +74,7 @@ def build_model(config, layout, seed=1234):
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout["tp"],
         pipeline_model_parallel_size=layout["pp"],
+        virtual_pipeline_model_parallel_size=config.virtual_pipeline_model_parallel_size,
         expert_model_parallel_size=layout["ep"],
         expert_tensor_parallel_size=layout["etp"],
     )
@@ -84,38 +91,40 @@ def build_model(config, layout, seed=1234):
     mtp = {}
     if config.mtp_num_layers:
         mtp["mtp_block_spec"] = specs.get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=spec,
-        vocab_size=VOCABULARY,
-        max_sequence_length=SEQUENCE,
-        position_embedding_type="rope",
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        **mtp,
-    ).cuda()  # does nothing on the CPU host
-    if config.bf16 or config.fp16:
-        from megatron.core.transformer.module import Float16Module
+    chunks = []
+    for vp_stage in range(config.virtual_pipeline_model_parallel_size or 1):
+        stage = {"ignore_virtual": False, "vp_stage": vp_stage}
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=VOCABULARY,
+            max_sequence_length=SEQUENCE,
+            position_embedding_type="rope",
+            pre_process=parallel_state.is_pipeline_first_stage(**stage),
+            post_process=parallel_state.is_pipeline_last_stage(**stage),
+            vp_stage=vp_stage if config.virtual_pipeline_model_parallel_size else None,
+            **mtp,
+        ).cuda()  # does nothing on the CPU host
+        if config.bf16 or config.fp16:
+            from megatron.core.transformer.module import Float16Module
 
-        model = Float16Module(config, model)
-    return model
+            model = Float16Module(config, model)
+        chunks.append(model)
+    return chunks
 
 
-def build_optimizer(config, model, distributed_optimizer=False, check_gradients=False):
-    """The model wrapped for data parallelism, and Adam over it."""
+def build_optimizer(config, chunks, distributed_optimizer=False, check_gradients=False):
+    """The model's chunks wrapped for data parallelism, and Adam over them."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    model = DistributedDataParallel(
-        config,
-        DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
-            overlap_grad_reduce=False,
-            check_for_nan_in_grad=check_gradients,
-            use_distributed_optimizer=distributed_optimizer,
-        ),
-        model,
+    data_parallel = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        check_for_nan_in_grad=check_gradients,
+        use_distributed_optimizer=distributed_optimizer,
     )
+    chunks = [DistributedDataParallel(config, data_parallel, chunk) for chunk in chunks]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -127,9 +136,9 @@ def build_optimizer(config, model, distributed_optimizer=False, check_gradients=
             clip_grad=1.0,
             use_distributed_optimizer=distributed_optimizer,
         ),
-        [model],
+        chunks,
     )
-    return model, optimizer
+    return chunks, optimizer
 
 
 def as_batch(tokens, padded_tail=0):
@@ -156,15 +165,16 @@ def batches(padded_tail=0):
         yield as_batch(tokens, padded_tail)
 
 
-def training_step(config, model, optimizer, data, num_microbatches=1, change_loss=lambda loss: loss):
-    """One step through Megatron's own schedule; returns the loss (None where this pipeline stage has none) and the
-    gradients by name, before the optimizer's step."""
+def training_step(config, chunks, optimizer, data, num_microbatches=1, change_loss=lambda loss: loss):
+    """One step through Megatron's own schedule, with an iterator of batches for each chunk; returns the loss (None where
+    this pipeline stage has none) and the gradients by name, before the optimizer's step."""
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
-    model.zero_grad_buffer()
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
     optimizer.zero_grad()
 
     def forward_step(data_iterator, model, return_schedule_plan=False):
@@ -183,13 +193,17 @@ def training_step(config, model, optimizer, data, num_microbatches=1, change_los
     reported = get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=data,
-        model=[model],
+        model=chunks,
         num_microbatches=num_microbatches,
         seq_length=SEQUENCE,
         micro_batch_size=BATCH,
         forward_only=False,
     )
-    gradients = {name: p.main_grad.clone() for name, p in model.named_parameters()}
+    gradients = {
+        f"{name} of chunk {number}" if number else name: p.main_grad.clone()
+        for number, chunk in enumerate(chunks)
+        for name, p in chunk.named_parameters()
+    }
     optimizer.step()
     return (sum(r["loss"].item() for r in reported) / len(reported) if reported else None), gradients
 
@@ -226,7 +240,7 @@ def train(
         settings: DispatchConfig's fields for the plugin, or None for the stock dispatcher.
         config: overrides of the TransformerConfig.
         padded_tail: tokens at the end of each sequence that the padding mask marks.
-        before_step: called with (step, model) before each step.
+        before_step: called with (step, first chunk) before each step.
         check_gradients: let Megatron's DistributedDataParallel raise on gradients that are not finite.
         change_loss: applied to this rank's loss.
         microbatches: of a step; by default as many as there are pipeline stages.
@@ -234,20 +248,21 @@ def train(
     layout = {"tp": 1, "pp": 1, "ep": 1, "etp": 1} | layout
     config = build_config(layout, **(config or {}))
     with dispatcher(settings):
-        model = build_model(config, layout)
+        chunks = build_chunks(config, layout)
         if settings is not None:
             from megatron_ascend_moe import plugin
 
-            assert plugin.verify(model) > 0
-        model, optimizer = build_optimizer(config, model, distributed_optimizer, check_gradients)
-        data = batches(padded_tail)
+            assert plugin.verify(chunks) > 0
+        chunks, optimizer = build_optimizer(config, chunks, distributed_optimizer, check_gradients)
+        data = [batches(padded_tail) for _ in chunks]
         losses, gradients = [], {}
         for step in range(steps):
             if before_step is not None:
-                before_step(step, model)
-            loss, now = training_step(config, model, optimizer, data, microbatches or layout["pp"], change_loss)
+                before_step(step, chunks[0])
+            loss, now = training_step(config, chunks, optimizer, data, microbatches or layout["pp"], change_loss)
             gradients = gradients or now
             if loss is not None:
                 losses.append(loss)
-    release(model)
+    for chunk in chunks:
+        release(chunk)
     return {"losses": losses, "gradients": gradients}

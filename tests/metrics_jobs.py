@@ -131,3 +131,18 @@ def agreement(layout, differ):
     finally:
         torch.distributed.all_gather_object = original
         plugin.uninstall()
+
+
+def ranges_of_a_layer():
+    """Names and device types of the profiler ranges that one layer's forward opens, in order."""
+    from unittest import mock
+
+    from megatron_ascend_moe.observe import ranges
+    from tests import dispatcher_jobs as jobs
+
+    opened = []
+    stock = ranges.stage_range
+    dispatcher = jobs.make_dispatcher()
+    with mock.patch.object(ranges, "stage_range", lambda *call: (opened.append(call), stock(*call))[1]):
+        jobs.layer(dispatcher, *jobs.routes(9, 1), list(jobs.expert_weights()))
+    return [name for name, _ in opened], {device for _, device in opened}

@@ -109,10 +109,9 @@ def test_checked_mode_nests_and_ends(monkeypatch):
             assert is_checked(), "an inner block may not switch the check off"
         assert is_checked()
     assert not is_checked()
-    monkeypatch.setenv("MEGATRON_ASCEND_MOE_CHECKED", "1")
-    assert is_checked()
-    monkeypatch.setenv("MEGATRON_ASCEND_MOE_CHECKED", "0")
-    assert not is_checked()
+    for value, on in (("1", True), ("true", True), ("0", False), ("False", False), ("", False)):
+        monkeypatch.setenv("MEGATRON_ASCEND_MOE_CHECKED", value)
+        assert is_checked() == on, value
 
 
 def test_importing_the_package_imports_no_backend():

@@ -1,5 +1,8 @@
 """The dispatcher's six stages around toy experts: unequal ranks, the combined schedule, syncs, determinism."""
 
+import subprocess
+import sys
+
 import pytest
 
 JOB = "tests.dispatcher_jobs:"
@@ -136,3 +139,25 @@ def test_recompute_plans_alike_and_counts_once(distributed_pool, world, host):
         assert found["same plan"] and found["same gradients"]
         plain, checkpointed = found["routes counted"]
         assert plain == checkpointed > 0
+
+
+WITHOUT_TORCH_DISTRIBUTED = """
+from types import SimpleNamespace
+from megatron_ascend_moe.host import cpu
+cpu.enable()
+import torch.distributed
+from megatron_ascend_moe import AscendTokenDispatcher
+from tests import dispatcher_jobs as jobs
+groups = SimpleNamespace(ep=None, expt_tp=None, tp_ep=None)
+dispatcher = AscendTokenDispatcher(8, list(range(8)), jobs.host_config(), groups)
+hidden, probs, routed = jobs.routes(9, seed=1)
+output = jobs.layer(dispatcher, hidden.requires_grad_(), probs, routed, list(jobs.expert_weights()))
+output.sum().backward()
+error = (output - jobs.reference(hidden, probs, routed, jobs.expert_weights())).abs().max()
+print("error", float(error), "initialised", torch.distributed.is_initialized(), "gradient", bool(hidden.grad.any()))
+"""
+
+
+def test_one_rank_needs_no_torch_distributed():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH_DISTRIBUTED], capture_output=True, text=True, timeout=280)
+    assert "error 0.0 initialised False gradient True" in done.stdout, done.stderr[-2000:]

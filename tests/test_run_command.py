@@ -4,6 +4,7 @@ The script is examples/pretrain_gpt_moe.py on two gloo processes with expert par
 tree of its own.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -138,6 +139,14 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(dispatcher, uninterrupt
 
 def _run_and_kill(flags: list[str], jsonl: Path, step: int) -> None:
     """Start the run, and kill every process of it (SIGKILL) once `step` has been recorded."""
+    with _run_up_to(flags, jsonl, step) as (run, family):
+        for process in [run, *family]:
+            process.kill()
+
+
+@contextlib.contextmanager
+def _run_up_to(flags: list[str], jsonl: Path, step: int):
+    """A run that has recorded `step`, as its torchrun (a Popen) and the processes below (psutil's)."""
     import psutil
 
     with subprocess.Popen(
@@ -147,9 +156,20 @@ def _run_and_kill(flags: list[str], jsonl: Path, step: int) -> None:
         while not jsonl.exists() or len(jsonl.read_text().splitlines()) < step:
             assert run.poll() is None and time.monotonic() < deadline, f"step {step} was not reached"
             time.sleep(0.02)
-        family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
-        for process in family:
-            process.kill()
+        yield run, psutil.Process(run.pid).children(recursive=True)
+
+
+@pytest.mark.timeout(400)
+def test_a_rank_that_dies_takes_the_whole_run_with_it(text, tmp_path):
+    import psutil
+
+    jsonl = tmp_path / "steps.jsonl"
+    flags = [*text, "--metrics-jsonl", str(jsonl), "--moe-token-dispatcher-type", "ascend", "--train-iters", "100000"]
+    with _run_up_to(flags, jsonl, 3) as (run, family):
+        (second,) = (process for process in family if process.environ().get("LOCAL_RANK") == "1")
+        second.kill()
+        assert run.wait(60) not in (0, None)
+        assert not psutil.wait_procs(family, timeout=10)[1]
 
 
 def test_an_unknown_dispatcher_is_refused_with_the_choices():

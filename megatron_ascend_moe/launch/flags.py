@@ -86,6 +86,7 @@ def _problem(key: str, value: Any, actions: Mapping[str, argparse.Action]) -> st
 HOST_SETTINGS = (
     "moe-expert-capacity-factor",
     "moe-pad-expert-input-to-capacity",
+    "moe-pad-experts-for-cuda-graph-inference",
     "moe-router-padding-for-fp8",
     "moe-router-padding-for-quantization",
     "cuda-graph-modules",

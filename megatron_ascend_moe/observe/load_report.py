@@ -40,8 +40,14 @@ class LoadReport:
             self._writer.add_figure("moe_ascend/tokens_per_expert", load_heat_map(layers), step)
 
 
+TOP = 2.0  # times the mean, from where on all colours are the same
+ROW_INCHES, COLUMN_INCHES = 0.14, 0.05  # of a large model's cells
+
+
 def load_heat_map(layers: dict[int, LayerLoad]) -> Any:
-    """A matplotlib figure: one row a layer, one column an expert, tokens over the layer's mean (1 = balanced)."""
+    """A matplotlib figure: one row a layer, one column an expert, tokens over the layer's mean (1 = balanced). Experts
+    without a token are black; the title names the most loaded one, whose colour may be that of many."""
+    import matplotlib
     from matplotlib.figure import Figure  # not pyplot: no global state, no window system
 
     numbers = sorted(layers)
@@ -50,11 +56,20 @@ def load_heat_map(layers: dict[int, LayerLoad]) -> Any:
         counts = layers[number].tokens_per_expert
         mean = sum(counts) / len(counts)
         relative.append([count / mean if mean else 0.0 for count in counts])
-    figure = Figure(figsize=(min(12.0, 3 + len(relative[0]) / 12), 1.5 + len(numbers) / 4), layout="constrained")
+    size = (min(14.0, 4 + len(relative[0]) * COLUMN_INCHES), 2 + len(numbers) * ROW_INCHES)
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(relative, aspect="auto", vmin=0.0, vmax=2.0, cmap="coolwarm", interpolation="nearest")
-    axes.set_xlabel("expert")
-    axes.set_ylabel("layer")
-    axes.set_yticks(range(len(numbers)), [str(number) for number in numbers])
-    figure.colorbar(image, ax=axes, label="tokens / mean")
+    colors = matplotlib.colormaps["coolwarm"].with_extremes(under="black")
+    image = axes.imshow(relative, aspect="auto", vmin=1e-6, vmax=TOP, cmap=colors, interpolation="nearest")
+    axes.set(xlabel="expert", ylabel="layer")
+    axes.set_title(_summary(numbers, relative), fontsize="small", loc="left")
+    axes.set_yticks(range(len(numbers)), [str(number) for number in numbers], fontsize="x-small")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.colorbar(image, ax=axes, label="tokens / mean", extend="both", extendfrac=0.03, fraction=0.05, aspect=30)
     return figure
+
+
+def _summary(numbers: list[int], relative: list[list[float]]) -> str:
+    value, number, expert = max((v, n, e) for n, row in zip(numbers, relative, strict=True) for e, v in enumerate(row))
+    dead = sum(v == 0 for row in relative for v in row)
+    return f"most: {value:.2f} x mean (layer {number}, expert {expert})\nwithout tokens (black): {dead}"

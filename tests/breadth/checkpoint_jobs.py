@@ -18,7 +18,7 @@ def _start(layout, settings, seed):
 
     layout = {"tp": 1, "pp": 1, "ep": 1, "etp": 1} | layout
     config = gpt_moe.build_config(layout, num_layers=1)
-    model, optimizer = gpt_moe.build_optimizer(config, gpt_moe.build_model(config, layout, seed))
+    (model,), optimizer = gpt_moe.build_optimizer(config, [gpt_moe.build_model(config, layout, seed)])
     own = MICROBATCHES // parallel_state.get_data_parallel_world_size()
     return config, model, optimizer, own
 
@@ -38,7 +38,7 @@ def _train(config, model, optimizer, own, steps):
     """Mean losses of the steps over all ranks."""
     losses = []
     for step in steps:
-        loss, _ = gpt_moe.training_step(config, model, optimizer, _batch(step, own), own)
+        loss, _ = gpt_moe.training_step(config, [model], optimizer, [_batch(step, own)], own)
         loss = torch.tensor(loss)
         dist.all_reduce(loss)
         losses.append(loss.item() / dist.get_world_size())

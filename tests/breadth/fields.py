@@ -90,7 +90,6 @@ BY_REASON = {
         pipeline_model_parallel_layout timers tp_comm_atomic_ag tp_comm_atomic_rs tp_comm_bootstrap_backend
         tp_comm_bulk_dgrad tp_comm_bulk_wgrad tp_comm_overlap tp_comm_overlap_ag tp_comm_overlap_disable_fc1
         tp_comm_overlap_disable_qkv tp_comm_overlap_rs tp_comm_overlap_rs_dgrad tp_comm_split_ag tp_comm_split_rs
-        use_ring_exchange_p2p use_te_rng_tracker
-        virtual_pipeline_model_parallel_size wgrad_deferral_limit""",
+        use_ring_exchange_p2p use_te_rng_tracker wgrad_deferral_limit""",
 }
 NOT_IN_THE_TABLE = [name for names in BY_REASON.values() for name in names.split()]

@@ -39,3 +39,18 @@ def test_heat_map_is_relative_to_each_layers_mean():
     values = axes.images[0].get_array()
     assert values.shape == (3, 32) and values.mean(axis=1).tolist() == pytest.approx([1.0, 1.0, 1.0])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["1", "2", "3"]
+
+
+def test_heat_map_shows_dead_experts_and_names_the_most_loaded_one():
+    loads = {1: LayerLoad([0, 1, 1, 2], 1.0, 1.0, 0.0, 0.0, 0), 2: LayerLoad([0, 0, 9, 3], 2.0, 1.0, 0.0, 0.0, 0)}
+    axes = load_heat_map(loads).axes[0]
+    assert axes.get_title("left") == "most: 3.00 x mean (layer 2, expert 2)\nwithout tokens (black): 3"
+    image = axes.images[0]
+    colors = image.to_rgba(image.get_array())
+    assert (colors[0, 0] == (0, 0, 0, 1)).all() and (colors[1, 1] == (0, 0, 0, 1)).all()
+    assert (colors[0, 1] != (0, 0, 0, 1)).any()
+
+
+def test_heat_map_of_a_step_without_tokens():
+    axes = load_heat_map({1: LayerLoad([0, 0], 0.0, 0.0, 0.0, 0.0, 0)}).axes[0]
+    assert axes.get_title("left").endswith("without tokens (black): 2")

@@ -61,7 +61,7 @@ def examine(trials_too: bool = True) -> Iterator[Finding]:
         environment.check_debugging,
         environment.check_cache,
     ]
-    if trials_too:
+    if trials_too and software.installed("torch") is not None:  # its absence is a finding of its own, above
         checks += [
             lambda: trials.check_goldens(_accelerator(npu), software.triton_origin() is not None),
             trials.check_loopback,

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from megatron_ascend_moe.config import OFF
 from megatron_ascend_moe.observe.doctor.finding import Finding
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
@@ -119,29 +120,25 @@ def check_allocator(ascend_machine: bool, environ: Mapping[str, str] = os.enviro
     return [Finding("allocator", "ok", f"PYTORCH_NPU_ALLOC_CONF is {value or 'not set'}")]
 
 
-# variable, value that is worth a word, why, mend
+# variable, why, mend
 DEBUGGING = (
     (
         "ASCEND_LAUNCH_BLOCKING",
-        "1",
         "every launch waits for the device, and TASK_QUEUE_ENABLE has no effect",
         "unset it for training",
     ),
     (
         "CUDA_LAUNCH_BLOCKING",
-        "1",
         "every launch waits for the device",
         "unset it for training",
     ),
     (
         "TRITON_INTERPRET",
-        "1",
         "Triton kernels are interpreted in Python, thousands of times slower",
         "unset it for training",
     ),
     (
         "MEGATRON_ASCEND_MOE_CHECKED",
-        "1",
         "checked mode waits for the device in every dispatch",
         "unset it for training; use it to find wrong routes",
     ),
@@ -151,9 +148,9 @@ DEBUGGING = (
 def check_debugging(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Debugging switches that were left on."""
     left_on = [
-        Finding("debugging", "warning", f"{variable}={value}", why, mend)
-        for variable, value, why, mend in DEBUGGING
-        if environ.get(variable) == value
+        Finding("debugging", "warning", f"{variable}={environ.get(variable)}", why, mend)
+        for variable, why, mend in DEBUGGING
+        if (environ.get(variable) or "").lower() not in OFF
     ]
     return left_on or [Finding("debugging", "ok", "no debugging switch is on")]
 

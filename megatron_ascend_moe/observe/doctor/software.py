@@ -115,7 +115,7 @@ def check_triton(ascend_machine: bool) -> list[Finding]:
 
 
 def _judge_triton(found: dict[str, str], origin: Path | None, ascend_machine: bool):
-    names = ", ".join(f"{name} {version}" for name, version in found.items()) or "no distribution"
+    names = ", ".join(f"{name} {version}" for name, version in found.items())
     remove = "pip uninstall -y triton pytorch-triton triton-ascend, then install the one that you need"
     if len(found) > 1:
         yield Finding(
@@ -137,7 +137,7 @@ def _judge_triton(found: dict[str, str], origin: Path | None, ascend_machine: bo
         yield Finding(
             "triton",
             "failure",
-            f"triton is imported from {origin}, which shadows {names}",
+            f"triton is imported from {origin}, which {f'shadows {names}' if found else 'no distribution installed'}",
             "Python takes the first triton on its path, whatever is installed",
             "rename or remove that folder, or take its parent out of PYTHONPATH and the working directory",
         )

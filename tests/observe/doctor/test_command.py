@@ -51,6 +51,13 @@ def test_a_check_that_breaks_is_a_failure(monkeypatch):
     assert len(findings) > 5
 
 
+def test_without_torch_nothing_is_tried_and_the_report_is_complete(monkeypatch):
+    monkeypatch.setattr(software, "installed", lambda name: None)
+    findings = list(command.examine())
+    assert {finding.check for finding in findings}.isdisjoint({"golden", "loopback", "doctor"})
+    assert "torch is not installed" in [finding.what for finding in findings if finding.severity == "failure"]
+
+
 def test_secrets_of_the_environment_are_never_printed(monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_abcdef123456")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")

@@ -58,6 +58,13 @@ def test_the_address_of_the_hosts_own_name(network, address, severity):
         assert "GLOO_SOCKET_IFNAME" in finding.mend
 
 
+def test_a_machine_with_nothing_but_loopback(network, monkeypatch):
+    network("127.0.1.1")
+    monkeypatch.setattr(environment.socket, "if_nameindex", lambda: [(1, "lo")])
+    finding = only(environment.check_interfaces({}))
+    assert finding.severity == "note" and "only loopback" in finding.what
+
+
 @pytest.mark.parametrize(
     ("value", "npu", "severity"),
     [
@@ -86,9 +93,11 @@ def test_allocator(value, npu, severity):
 
 @pytest.mark.parametrize("variable", [row[0] for row in environment.DEBUGGING])
 def test_debugging_switches_that_were_left_on(variable):
-    finding = only(environment.check_debugging({variable: "1"}))
-    assert finding.severity == "warning" and variable in finding.what
-    assert only(environment.check_debugging({variable: "0"})).severity == "ok"
+    for on in ("1", "true", "ON"):
+        finding = only(environment.check_debugging({variable: on}))
+        assert finding.severity == "warning" and f"{variable}={on}" in finding.what
+    for off in ("0", "", "False"):
+        assert only(environment.check_debugging({variable: off})).severity == "ok"
 
 
 MOUNTS = """\

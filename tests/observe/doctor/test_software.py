@@ -116,6 +116,13 @@ def test_a_folder_named_triton_that_shadows_the_installed_one_fails(site, tmp_pa
     assert finding.severity == "failure" and "shadows triton 3.4.0" in finding.what
 
 
+def test_a_folder_named_triton_without_any_installed_fails(site, tmp_path):
+    site.import_from(site.module(tmp_path / "work"))
+    finding = only(software.check_triton(ascend_machine=False))
+    assert finding.severity == "failure" and f"{tmp_path / 'work' / 'triton'}, which no distribution installed" in finding.what
+    assert "PYTHONPATH" in finding.mend
+
+
 def test_installed_but_missing_files_fail(site):
     site.install("triton", "3.4.0")
     finding = only(software.check_triton(ascend_machine=False))
