@@ -119,6 +119,10 @@ REFUSALS = (
         "--moe-expert-capacity-factor, or use layout='auto'",
     ),
     Refusal(
+        lambda ours, host: ours.layout == "binned" and ours.pad_multiple != 1,
+        "pad_multiple has no effect on layout='binned', got another than 1: leave it out, or use layout='padded'",
+    ),
+    Refusal(
         lambda ours, host: ours.layout == "padded" and host.moe_pad_expert_input_to_capacity,
         "layout='padded' cannot serve moe_pad_expert_input_to_capacity=True: use layout='auto' or drop that flag",
     ),

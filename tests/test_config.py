@@ -16,6 +16,12 @@ QUANTIZED = {"moe_router_padding_for_quantization": True}
 # (our settings, the host's, what the message says, what README's table calls it); every row of REFUSALS is here
 REFUSED = [
     ({"layout": "binned"}, {}, "layout='binned' needs a capacity", "`layout=binned` without"),
+    (
+        {"layout": "binned", "pad_multiple": 8},
+        {"moe_expert_capacity_factor": 1.0},
+        "pad_multiple has no effect on layout='binned'",
+        "`layout=binned` with a `pad_multiple`",
+    ),
     ({"layout": "padded"}, TO_CAPACITY, "layout='padded' cannot serve", "`layout=padded` with"),
     ({"stage_times": True}, TO_CAPACITY | {"cuda_graph_impl": "local"}, "stage_times=True cannot", "`stage_times` with"),
     ({}, TO_CAPACITY | QUANTIZED, "the binned layout cannot pad", "`moe_router_padding_for_quantization` in the binned"),
