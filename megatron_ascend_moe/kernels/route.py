@@ -10,8 +10,9 @@ keeps the route of slot k and a sum over the experts reads it out. No element is
 What shaped this for Ascend: integer vector compares fall back to scalar code, so expert ids and slot numbers (at
 most 4,096, exact in fp32) are compared as fp32, while row numbers stay int32; scattered element accesses have no
 vector form, so the (tokens, K) arrays are read and written as tiles, where CUDA reads and writes their columns;
-the grid is one program a vector core. CUDA spares the K reductions: it stores each route to its slot, and gathers
-the rows of the slots out of the tile; `route_words` has the adapter's fast path.
+the grid is one program a vector core. CUDA spares the K reductions: it stores each route to its slot, ranks 128 routes
+at a time by comparing each with each, and moves the experts' next rows on by a histogram (integers in shared memory,
+so its order of addition does not show); `route_words` has the adapter's fast path.
 """
 
 import torch
