@@ -16,6 +16,8 @@ NOX = ROOT / ".nox"
 RESULTS = NOX / "results"
 ASCEND_PYTHON = NOX / "ascend" / "bin" / "python"
 OLDEST_CORE = NOX / "megatron-core-0.15.3"
+COMPILERS = NOX / "ascendnpu-ir"  # of the CANN releases before: tests/toolchain/test_older_compilers.py
+OLDER_COMPILERS = ("1.0.0", "1.1.0")
 LLVM_TOOLS = ("mlir-opt", "mlir-translate", "llc")
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
@@ -38,7 +40,10 @@ def ascend(session: nox.Session) -> None:
     session.install("torch", "pybind11", "megatron-core==0.16.1", *PROJECT_NEEDS, *TEST_TOOLS)
     session.install("--no-deps", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0")
     session.install("--no-deps", "-e", ".")
-    _pytest(session, "python", "interpret", *PARALLEL)
+    for version in OLDER_COMPILERS:
+        if not (COMPILERS / version).is_dir():
+            session.install("--no-deps", "--target", str(COMPILERS / version), f"ascendnpu-ir=={version}")
+    _pytest(session, "python", "interpret", *PARALLEL, env={"MEGATRON_ASCEND_MOE_TEST_COMPILERS": str(COMPILERS)})
 
 
 @nox.session(venv_backend="none", requires=["ascend"])

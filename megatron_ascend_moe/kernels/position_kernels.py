@@ -158,10 +158,16 @@ def copy_positions_kernel(
     SCALED: tl.constexpr,
     ASCEND: tl.constexpr,
 ):
-    """Copy rows between token order and expert order.
+    """Copy rows between token order and expert order, times a factor each where SCALED.
 
-    Traffic of rows: gather reads N H and writes rows H (each row once: a copied one, or zeros); scatter reads the
-    kept rows and writes T H. Metadata: 4 N of indices (and weights), 8 N bytes at most of bins.
+    x, out: fp16, bf16 or fp32, the same; rows of x are x_stride elements apart, those of out follow each other.
+    Traffic: gather reads N H elements (kept positions only, where BINNED) and writes rows H, each row once, a copied
+    one or zeros; scatter reads the kept rows and writes T H. Metadata: 4 N bytes of indices, 4 N of factors, bins of
+    the experts of each program.
+
+    Ascend: a row as a DMA of its own would store each row alone; assembled in the Unified Buffer, ROWS of them leave
+    as one. A position that capacity drops is outside the loop's bounds: a store mask made of data would be an unlocked
+    read-modify-write.
     """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -229,6 +235,7 @@ def weight_gradient_kernel(
 ):
     """out[i] = dot(row of position i, grad of its token) in fp32, 0 where capacity dropped it.
 
+    x, grad: fp16, bf16 or fp32, x_stride and grad_stride elements from row to row; out in sorted order.
     A dot runs over all column tiles of a row, so on Ascend rows are taken one at a time, whole where they fit (a
     tile of several rows would hold fp32 partial sums of each). Traffic: 2 N H elements read, 4 N bytes written.
     """

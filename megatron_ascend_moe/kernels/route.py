@@ -1,7 +1,8 @@
 """Triton kernels from the routing map to the rows of a layout: adapter and counts in one launch, placement in a
 second, the adapter's backward in a third. `reference` states the contract of each operation.
 
-B programs own consecutive ranges of ceil(T / B) tokens. `route_count` compacts its range and counts its routes of
+The algorithm is a stable counting sort of the routes by expert, whose tables B programs share: these own consecutive
+ranges of ceil(T / B) tokens. `route_count` compacts its range and counts its routes of
 each expert; `route_place` gives program b the routes of programs 0..b-1 as its start, so that rows come out stable
 by (expert, token) with no sort, no atomics and no barrier. A (tokens, experts) tile turns into K compact slots by
 K select-and-reduce steps: the number of a route is the inclusive cumulative sum of its row of the map, a select
@@ -72,6 +73,13 @@ def _route_count_kernel(
     DROP_ZERO: tl.constexpr,
     ASCEND: tl.constexpr,
 ):
+    """The first K routes of each token, experts ascending, -1 and 0 in slots without; routes of each expert and rows of
+    more than K routes among this program's tokens (`reference.route_count`).
+
+    probs: fp16, bf16, fp32 or, on CUDA, fp64; rows of probs and of the map probs_stride and map_stride elements apart.
+    Traffic: T E elements of the map (bool as bytes), on Ascend or with DROP_ZERO also of probs, else the routed ones;
+    8 T K bytes out, 4 (E + 1) a program.
+    """
     program = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     slot = tl.arange(0, SLOTS)
@@ -177,6 +185,12 @@ def _route_count_backward_kernel(
     TOKENS: tl.constexpr,
     ASCEND: tl.constexpr,
 ):
+    """out[t, ids[t, k]] = grad[t, k], 0 elsewhere, in out's dtype: fp16, bf16, fp32 or, on CUDA, fp64
+    (`reference.route_count_backward`).
+
+    Traffic: 8 T K bytes in, T E elements out. A tile of out is made by K selects: a scattered store of elements has no
+    vector form on Ascend.
+    """
     program = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     slot = tl.arange(0, SLOTS)
@@ -233,6 +247,8 @@ def _id_count_kernel(
     PITCH: tl.constexpr,
     ASCEND: tl.constexpr,
 ):
+    """Routes of each expert among this program's tokens, by compact ids in any order, -1 where none
+    (`reference.id_count`). Traffic: 4 T K bytes in, 4 (E + 1) out a program. No histogram: Ascend's is unreliable."""
     program = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     slot = tl.arange(0, SLOTS)
@@ -301,6 +317,11 @@ def _route_place_kernel(
     PROGRAMS: tl.constexpr,  # B as a power of two
     ASCEND: tl.constexpr,
 ):
+    """The row of each slot, -1 where none or dropped by capacity, and the vectors of `meta` (`reference.route_place`).
+
+    Traffic: 4 T K bytes in, 4 T K out, counts (from the cache) once a program, 4 (5 E + 1) out. Integer division has no
+    vector form on Ascend, so that a padding multiple that is a power of two is a mask.
+    """
     program = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     slot = tl.arange(0, SLOTS)

@@ -41,6 +41,10 @@ def route_count_words_kernel(
     TOKENS: tl.constexpr,
     PITCH: tl.constexpr,  # of counts_BE
 ):
+    """As `route._route_count_kernel`, without DROP_ZERO and for CUDA only; rows of probs and of words probs_stride and
+    words_stride elements apart. Traffic: T E bytes of the map (twice, the second time from the cache), the routed
+    probabilities, 8 T K bytes out, 4 (E + 1) a program.
+    """
     program = tl.program_id(0)
     word = tl.arange(0, WORDS)
     slot = tl.arange(0, SLOTS)

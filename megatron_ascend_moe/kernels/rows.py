@@ -1,9 +1,10 @@
 """Triton kernels that move rows: permute (one row in, its K destinations out), combine (K rows in, one row out) and
 the weighted combine's backward. `reference` states the contract of each operation; layouts are unknown here.
 
-All are token-major: a program takes a token and its K row numbers, so that permute and the backward read each token's
-row once whatever K. Pad rows are found from counts and padded_bins alone and zeroed in the same launch, so no buffer
-is filled twice. Row numbers are int32, addresses int64.
+The map from slots to rows is TransformerEngine's row_id_map with K slots a token in the place of E; the order of work
+is this package's. All are token-major: a program takes a token and its K row numbers, so that permute and the backward
+read each token's row once whatever K. Pad rows are found from counts and padded_bins alone and zeroed in the same
+launch, so no buffer is filled twice. Row numbers are int32, addresses int64.
 
 Ascend: one program a vector core. The row numbers of a block of tokens are loaded into the Unified Buffer once and
 read there with `get_element`, since a scalar load from global memory stalls the core; a row is moved by DMA, whole
@@ -98,6 +99,11 @@ def _permute_rows_kernel(
     HAS_SCALARS: tl.constexpr,
     ASCEND: tl.constexpr,
 ):
+    """rows[row_of_slot[t, k]] = x[t], its scalar with it; pad rows zero (`reference.permute_rows`).
+
+    x, rows: fp16, bf16 or fp32, rows of x x_stride elements apart. Traffic: T H elements in whatever K, P H out, 4 T K
+    bytes of row numbers; with scalars 4 T K in and 4 P out. Every program reads its experts' counts and bins.
+    """
     program = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     if ASCEND:
@@ -191,6 +197,13 @@ def _combine_rows_kernel(
     HAS_SCALARS: tl.constexpr,
     ASCEND: tl.constexpr,
 ):
+    """out[t] = sum over k, in fp32 and in this order, of rows[row_of_slot[t, k]] (times its weight), rounded once; the
+    scalars of those rows, where there are some (`reference.combine_rows`).
+
+    rows, out: fp16, bf16 or fp32, rows rows_stride elements apart. Traffic: R H elements in (R slots that have a row),
+    T H out, 4 T K bytes of row numbers, of weights, and of scalars each way. On Ascend the loop over slots is not
+    unrolled: each trip would take row buffers of its own.
+    """
     column = tl.arange(0, COLUMNS)
     slot = tl.arange(0, SLOTS)
     if ASCEND:
@@ -295,6 +308,12 @@ def _combine_rows_backward_kernel(
     SLOTS: tl.constexpr,
     ASCEND: tl.constexpr,
 ):
+    """grad_rows[row] = weights[t, k] * grad[t] and grad_weights[t, k] = dot(rows[row], grad[t]) in fp32, with row =
+    row_of_slot[t, k]; pad rows zero (`reference.combine_rows_backward`).
+
+    grad, rows, grad_rows: fp16, bf16 or fp32. Traffic: T H + R H elements in, P H out, 12 T K bytes of row numbers,
+    weights and their gradients. On Ascend the dots of a token are a vector that a select fills: no element is stored.
+    """
     program = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     slot = tl.arange(0, SLOTS)

@@ -27,8 +27,17 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DEFAULT_SOC = "Ascend910B3"
 
 
+Plans = dict[tuple[str, str], MemoryPlan | CompilationFailed]  # (IR, SoC's name) -> what the compiler made of it
+
+
 def compile_shape(
-    hidden: int, experts: int, topk: int, dtype: str, socs: Iterable[str], run: bool = True
+    hidden: int,
+    experts: int,
+    topk: int,
+    dtype: str,
+    socs: Iterable[str],
+    run: bool = True,
+    plans: Plans | None = None,
 ) -> list[KernelReport]:
     """Compile every kernel of a shape for SoCs that share one Unified Buffer size, hence one set of tiles.
 
@@ -37,11 +46,12 @@ def compile_shape(
         dtype: "bf16", "fp16" or "fp32", of the rows.
         socs: names; the first one's vector cores shape the launch grids.
         run: also execute the compiled IR on the CPU, to count traffic.
+        plans: what was compiled before and is not compiled again; what is new is added.
     """
     chips = [find_soc(name) for name in socs]
     shape = {"hidden": hidden, "experts": experts, "topk": topk, "dtype": dtype}
     chip = emulator.activate(chips[0].name, compile=False, run=run)
-    reports, plans = [], {}
+    reports, plans = [], {} if plans is None else plans
     for operation in operations(hidden, experts, topk, DTYPES[dtype]):
         chip.launches.clear()
         operation.launch()
@@ -49,7 +59,7 @@ def compile_shape(
             key = (launch.ttadapter, soc.name)
             if key not in plans:
                 plans[key] = plan_of(chip, launch, soc)
-            floor_bytes = operation.floor_rows * hidden * DTYPES[dtype].itemsize if run else 0
+            floor_bytes = operation.floor_rows * hidden * DTYPES[dtype].itemsize
             reports.append(report(launch, plans[key], soc, shape, operation.name, floor_bytes))
     return reports
 
@@ -80,13 +90,24 @@ def compile_all(socs: Iterable[str], jobs: int) -> list[KernelReport]:
     for soc in map(find_soc, socs):
         by_memory.setdefault((soc.ub_bytes, soc.compiler), []).append(soc.name)
     shapes = sorted(set(MODEL_SHAPES.values()))
-    work = [(*shape, dtype, socs) for shape in shapes for dtype in ("bf16", "fp32") for socs in by_memory.values()]
+    work = [
+        (list(of_width), names)
+        for _, of_width in itertools.groupby(shapes, lambda shape: shape[0])
+        for names in by_memory.values()
+    ]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        done = [pool.submit(compile_shape, *arguments) for arguments in work]
+        done = [pool.submit(_compile_shapes, *arguments) for arguments in work]
         for number, _ in enumerate(as_completed(done), 1):
-            print(f"compile: {number} of {len(done)} shapes", file=sys.stderr)
+            print(f"compile: {number} of {len(done)} parts", file=sys.stderr)
         return [one for future in done for one in future.result()]
+
+
+def _compile_shapes(shapes: list[tuple[int, int, int]], socs: list[str]) -> list[KernelReport]:
+    """Shapes of one width have kernels in common, which are compiled once."""
+    plans: Plans = {}
+    every = itertools.product(shapes, ("bf16", "fp32"))
+    return [one for shape, dtype in every for one in compile_shape(*shape, dtype, socs, plans=plans)]
 
 
 def main(argv: list[str]) -> int:

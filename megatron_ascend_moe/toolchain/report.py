@@ -20,7 +20,8 @@ class KernelReport:
         double_buffered: every DMA of rows inside a loop alternates between two buffers, constants apart; None
             where the operation moves no rows.
         scalar_accesses: scalar accesses to global memory, wherever they stand.
-        row_bytes: rows moved, counted while the compiled IR ran on the CPU; floor_bytes the least there can be.
+        row_bytes: rows moved, counted while the compiled IR ran on the CPU, None where it did not; floor_bytes the least
+            there can be, 0 where the operation moves no rows.
         metadata_bytes: everything else that was moved.
         problems: what a kernel of this package must not do; empty is well.
     """
@@ -43,9 +44,9 @@ class KernelReport:
     ub_copies: int
     scalar_accesses: int
     vector_ops: int
-    row_bytes: int
+    row_bytes: int | None
     floor_bytes: int
-    metadata_bytes: int
+    metadata_bytes: int | None
     problems: tuple[str, ...]
 
 
@@ -54,14 +55,11 @@ def report(
 ) -> KernelReport:
     """Judge one launch by its plan for `soc`; `shape` holds hidden, experts, topk and dtype by name."""
     tile = {name: launch.constants[name] for name in _TILE_CONSTANTS if name in launch.constants}
-    rows = {name for name, (extents, _) in launch.tensors.items() if _is_rows(extents, shape["hidden"])}
-    moved = {name: _bytes(launch, name) for name in launch.tensors}
-    row_bytes = sum(moved[name] for name in rows) if floor_bytes else 0
-    traffic = {
-        "row_bytes": row_bytes,
-        "floor_bytes": floor_bytes,
-        "metadata_bytes": sum(moved.values()) - row_bytes,
-    }
+    rows = {name for name, (extents, _) in launch.tensors.items() if floor_bytes and _is_rows(extents, shape["hidden"])}
+    traffic = {"row_bytes": None, "floor_bytes": floor_bytes, "metadata_bytes": None}
+    if launch.accesses:
+        traffic["row_bytes"] = sum(_moved_bytes(launch, name) for name in rows)
+        traffic["metadata_bytes"] = sum(_moved_bytes(launch, name) for name in launch.tensors if name not in rows)
     known = {"soc": soc.name, **shape, "operation": operation, "kernel": launch.kernel,
              "ir": launch.fingerprint, "tile": tile, "ub_size": soc.ub_bytes, **traffic}  # fmt: skip
     if isinstance(plan, CompilationFailed):
@@ -70,19 +68,19 @@ def report(
             ub_copies=0, scalar_accesses=0, vector_ops=0, problems=(str(plan),),
         )  # fmt: skip
     program = read_program(plan.program)
-    row_arguments = {launch.arguments.index(name) for name in rows if moved[name]} if floor_bytes else set()
+    row_arguments = {launch.arguments.index(name) for name in rows}
     single = program.single_buffered(row_arguments)
-    single_elements = sum(_single_elements(launch, name) for name in rows) if floor_bytes else 0
     unseen = sorted(launch.arguments[number] for number in row_arguments - program.moved_by_dma())
+    one_by_one = sum(_elements_moved_one_by_one(launch, name) for name in rows)
     problems = {
         f"UB of {soc.ub_bytes} B overflows: {plan.ub_bytes} B": plan.ub_bytes > soc.ub_bytes,
         "multibuffer dropped by the compiler": plan.multibuffer_dropped,
         f"rows of {', '.join(unseen)} are moved by no DMA of the program": bool(unseen),
         f"{len(single)} row DMAs are not double-buffered": bool(single),
         "scalar global-memory access inside a loop over columns": _scalars_in_column_loops(launch, program),
-        f"{single_elements} elements of rows are moved one by one": single_elements > 0,
+        f"{one_by_one} elements of rows are moved one by one": one_by_one > 0,
         "an output is read back: unlocked read-modify-write": bool(program.read_back()),
-        f"moves {row_bytes} B of rows, floor {floor_bytes} B": row_bytes != floor_bytes,
+        f"moves {traffic['row_bytes']} B of rows, floor {floor_bytes} B": traffic["row_bytes"] not in (None, floor_bytes),
     }
     return KernelReport(
         **known,
@@ -102,14 +100,12 @@ def _is_rows(extents: tuple[int, ...], hidden: int) -> bool:
     return len(extents) >= 2 and extents[-1] == hidden
 
 
-def _bytes(launch: Launch, name: str) -> int:
-    if name not in launch.accesses:
-        return 0
+def _moved_bytes(launch: Launch, name: str) -> int:
     return sum(launch.accesses[name].elements.values()) * launch.tensors[name][1]
 
 
-def _single_elements(launch: Launch, name: str) -> int:
-    if name not in launch.accesses:
+def _elements_moved_one_by_one(launch: Launch, name: str) -> int:
+    if not launch.accesses:
         return 0
     elements = launch.accesses[name].elements
     return elements["scalar_load"] + elements["scalar_store"]

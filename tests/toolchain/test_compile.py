@@ -43,6 +43,7 @@ def test_every_kernel_obeys_the_rules(runs, key):
     for one in reports:
         assert 0 < one.ub_bytes <= one.ub_size == find_soc(one.soc).ub_bytes
         assert one.dmas > 0 and not one.multibuffer_dropped
+        assert one.double_buffered is (True if one.floor_bytes else None)
         assert one.ub_reported == find_soc(one.soc).memory_report
 
 
