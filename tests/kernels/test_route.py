@@ -205,6 +205,16 @@ def test_poisoned_memory_is_overwritten_and_repeats_are_equal(triton_kernels, tw
         (dict(routing_map=torch.rand(4, 8)), "routing map of torch.float32: expected bool or an integer"),
         (dict(probs=torch.zeros(4, 8, dtype=torch.int32)), "probs of torch.int32: expected one of"),
         (dict(topk=0), "topk=0: expected at least 1"),
+        (dict(probs=torch.rand(4)), r"probs \(4,\) and routing map \(4, 8\): expected equal"),
+        (
+            dict(probs=torch.rand(4, 0), routing_map=torch.zeros(4, 0, dtype=torch.bool)),
+            "0 experts: expected 1 to 4096",
+        ),
+        (
+            dict(probs=torch.rand(1, 4097), routing_map=torch.zeros(1, 4097, dtype=torch.bool)),
+            "4097 experts: expected 1 to 4096",
+        ),
+        (dict(topk=2**30), "4 tokens of 1073741824 slots: slot numbers are int32, at most 2147483647"),
     ],
 )
 def test_route_count_refuses(triton_kernels, device, change, message):
@@ -212,6 +222,26 @@ def test_route_count_refuses(triton_kernels, device, change, message):
     probs, routed = args["probs"].to(device), args["routing_map"].to(device)
     with pytest.raises(ValueError, match=message):
         triton_kernels.route_count(probs, routed, args["topk"])
+
+
+def test_id_count_refuses(triton_kernels, device):
+    ids = torch.zeros(4, 2, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"expert_ids \(4, 2\) of torch.int64.*: expected contiguous \(T, K\) of torch.int32"):
+        triton_kernels.id_count(ids.long(), 8)
+    with pytest.raises(ValueError, match="0 experts: expected 1 to 4096"):
+        triton_kernels.id_count(ids, 0)
+
+
+def test_route_count_backward_refuses(triton_kernels, device):
+    ids, grad = torch.zeros(4, 2, dtype=torch.int32, device=device), torch.zeros(4, 2, device=device)
+    with pytest.raises(ValueError, match="gradient of dtype torch.int32: expected one of"):
+        triton_kernels.route_count_backward(grad, ids, 8, torch.int32)
+    with pytest.raises(ValueError, match="grad_probs .* of torch.bfloat16.*: expected contiguous .* of torch.float32"):
+        triton_kernels.route_count_backward(grad.bfloat16(), ids, 8, torch.float32)
+    with pytest.raises(ValueError, match=r"expert_ids \(3, 2\) .*: expected contiguous \(4, 2\) of torch.int32"):
+        triton_kernels.route_count_backward(grad, ids[:3], 8, torch.float32)
+    with pytest.raises(ValueError, match="4097 experts: expected 1 to 4096"):
+        triton_kernels.route_count_backward(grad, ids, 4097, torch.float32)
 
 
 def test_route_place_refuses(triton_kernels, device):
@@ -223,5 +253,11 @@ def test_route_place_refuses(triton_kernels, device):
         triton_kernels.route_place(ids, counts[0], 1, 0)
     with pytest.raises(ValueError, match="pad_multiple=0"):
         triton_kernels.route_place(ids, counts, 0, 0)
+    with pytest.raises(ValueError, match="capacity=-1: expected at least 1 and at least 0"):
+        triton_kernels.route_place(ids, counts, 1, -1)
+    with pytest.raises(ValueError, match=r"counts .*expected contiguous \(B, E \+ 1\) int32"):
+        triton_kernels.route_place(ids, counts.long(), 1, 0)
     with pytest.raises(ValueError, match="row numbers are int32"):
         triton_kernels.route_place(ids, counts, 1, 2**29)
+    with pytest.raises(ValueError, match="row numbers are int32"):
+        triton_kernels.route_place(ids, counts, 2**30, 0)

@@ -163,21 +163,60 @@ def test_a_slot_without_a_row_has_no_gradient_even_of_a_nan_gradient(implementat
     assert grad_weights_TK[1, 1] == 0
 
 
-def test_row_kernels_refuse(triton_kernels, device):
+ROW_ARGUMENTS = {
+    "permute_rows": ("x", "row_of_slot", "counts", "padded_bins", "num_rows", "scalars_TK"),
+    "combine_rows": ("rows", "row_of_slot", "weights", "scalars_P"),
+    "combine_rows_backward": ("x", "rows", "row_of_slot", "weights", "counts", "padded_bins"),
+}
+WIDTH = r"expected \(rows, (H|8)\) of fp16, bf16 or fp32 with unit stride along H"
+# rule: (argument, what becomes of the good one, the message), for each operation that takes the argument
+ROW_RULES = {
+    "tokens with columns apart": ("x", lambda x: x.t().contiguous().t(), WIDTH),
+    "tokens of fp64": ("x", lambda x: x.double(), WIDTH),
+    "tokens of one dimension": ("x", lambda x: x.flatten(), WIDTH),
+    "rows of no columns": ("rows", lambda rows: rows[:, :0], WIDTH),
+    "rows of integers": ("rows", lambda rows: rows.int(), WIDTH),
+    "slots of int64": ("row_of_slot", lambda slots: slots.long(), r"row_of_slot .* of torch.int64.*: expected contiguous"),
+    "slots that are not contiguous": ("row_of_slot", lambda s: s.t().contiguous().t(), "row_of_slot .*expected contiguous"),
+    "weights of bf16": ("weights", lambda w: w.bfloat16(), r"weights .*expected contiguous \(4, 2\) of torch.float32"),
+    "weights of other tokens": ("weights", lambda w: w[:3], r"weights .*expected contiguous \(4, 2\)"),
+    "scalars of other slots": ("scalars_TK", lambda s: s[:, :1], r"scalars .*expected contiguous \(4, 2\)"),
+    "scalars of other rows": ("scalars_P", lambda s: s[1:], r"scalars .*: expected contiguous \(\d+\) of torch.float32"),
+    "counts of int64": ("counts", lambda counts: counts.long(), "counts .*: expected contiguous .* of torch.int32"),
+    "bins of other experts": ("padded_bins", lambda bins: bins[:2], r"padded_bins .*: expected contiguous \(3\)"),
+    "fewer rows than none": ("num_rows", lambda rows: -1, "num_rows=-1: expected 0 to 2147483647"),
+    "more rows than int32 counts": ("num_rows", lambda rows: 2**31, "num_rows=2147483648: expected 0 to 2147483647"),
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "rule"),
+    [(name, rule) for name in ROW_ARGUMENTS for rule in ROW_RULES if ROW_RULES[rule][0] in ROW_ARGUMENTS[name]],
+)
+def test_row_kernels_refuse(triton_kernels, device, operation, rule):
     case = Case(T=4, E=3, K=2, H=8)
     plan = layout(case, device)
-    x_TH = rows(case, 4, device)
-    segments = (plan.counts_E, plan.padded_bins_E)
-    with pytest.raises(ValueError, match="unit stride along H"):
-        triton_kernels.permute_rows(x_TH.t().contiguous().t(), plan.row_of_slot_TK, *segments, plan.num_rows)
+    arguments = {
+        "x": rows(case, 4, device), "rows": rows(case, plan.num_rows, device), "row_of_slot": plan.row_of_slot_TK,
+        "counts": plan.counts_E, "padded_bins": plan.padded_bins_E, "num_rows": plan.num_rows,
+        "weights": plan.probs_TK, "scalars_TK": plan.probs_TK, "scalars_P": torch.zeros(plan.num_rows, device=device),
+    }  # fmt: skip
+    argument, change, message = ROW_RULES[rule]
+    arguments[argument] = change(arguments[argument])
+    with pytest.raises(ValueError, match=message):
+        getattr(triton_kernels, operation)(*(arguments[name] for name in ROW_ARGUMENTS[operation]))
+
+
+def test_row_kernels_refuse_tensors_that_do_not_fit_each_other(triton_kernels, device):
+    case = Case(T=4, E=3, K=2, H=8)
+    plan = layout(case, device)
+    x_TH, segments = rows(case, 4, device), (plan.counts_E, plan.padded_bins_E)
     with pytest.raises(ValueError, match=r"row_of_slot .*expected contiguous \(4, K\)"):
         triton_kernels.permute_rows(x_TH, plan.row_of_slot_TK[:3], *segments, plan.num_rows)
-    with pytest.raises(ValueError, match="num_rows=-1"):
-        triton_kernels.permute_rows(x_TH, plan.row_of_slot_TK, *segments, -1)
-    with pytest.raises(ValueError, match="weights .*torch.float32"):
-        triton_kernels.combine_rows(x_TH, plan.row_of_slot_TK, plan.probs_TK.bfloat16())
     with pytest.raises(ValueError, match=r"grad .*\(rows, 8\)"):
         triton_kernels.combine_rows_backward(x_TH[:, :4], x_TH, plan.row_of_slot_TK, plan.probs_TK, *segments)
+    with pytest.raises(ValueError, match=r"row_of_slot .*expected contiguous \(3, K\)"):
+        triton_kernels.combine_rows_backward(x_TH[:3], x_TH, plan.row_of_slot_TK, plan.probs_TK, *segments)
 
 
 @pytest.mark.skipif(TIER != "device", reason="needs a device with 20 GiB of memory")
