@@ -10,7 +10,7 @@ import itertools
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import torch
@@ -20,7 +20,7 @@ from megatron_ascend_moe.toolchain import emulator, locate
 from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, MemoryPlan, compile_for
 from megatron_ascend_moe.toolchain.model_shapes import MODEL_SHAPES
 from megatron_ascend_moe.toolchain.report import KernelReport, report
-from megatron_ascend_moe.toolchain.results import NO_DEVICE, to_json
+from megatron_ascend_moe.toolchain.results import NO_DEVICE, read_earlier, to_json
 from megatron_ascend_moe.toolchain.workload import operations
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -38,6 +38,7 @@ def compile_shape(
     socs: Iterable[str],
     run: bool = True,
     plans: Plans | None = None,
+    earlier: Mapping[tuple, KernelReport] | None = None,
 ) -> list[KernelReport]:
     """Compile every kernel of a shape for SoCs that share one Unified Buffer size, hence one set of tiles.
 
@@ -47,6 +48,7 @@ def compile_shape(
         socs: names; the first one's vector cores shape the launch grids.
         run: also execute the compiled IR on the CPU, to count traffic.
         plans: what was compiled before and is not compiled again; what is new is added.
+        earlier: reports by `key_of`, which are taken where the IR is the same.
     """
     chips = [find_soc(name) for name in socs]
     shape = {"hidden": hidden, "experts": experts, "topk": topk, "dtype": dtype}
@@ -56,12 +58,21 @@ def compile_shape(
         chip.launches.clear()
         operation.launch()
         for launch, soc in itertools.product(chip.launches, chips):
+            known = (earlier or {}).get((soc.name, hidden, experts, topk, dtype, operation.name))
+            if known is not None and known.ir == launch.fingerprint:
+                reports.append(known)
+                continue
             key = (launch.ttadapter, soc.name)
             if key not in plans:
                 plans[key] = plan_of(chip, launch, soc)
             floor_bytes = operation.floor_rows * hidden * DTYPES[dtype].itemsize
             reports.append(report(launch, plans[key], soc, shape, operation.name, floor_bytes))
     return reports
+
+
+def key_of(one: KernelReport) -> tuple:
+    """What tells a report from all others of one compiler."""
+    return one.soc, one.hidden, one.experts, one.topk, one.dtype, one.operation
 
 
 def fingerprints(hidden: int, experts: int, topk: int, dtype: str, soc: str) -> dict[str, str]:
@@ -84,34 +95,36 @@ def plan_of(chip: emulator.Emulator, launch: emulator.Launch, soc: Soc) -> Memor
         return failure
 
 
-def compile_all(socs: Iterable[str], jobs: int) -> list[KernelReport]:
-    """Compile every distinct model shape, in bf16 and fp32, for these SoCs, in `jobs` processes."""
+def compile_all(socs: Iterable[str], jobs: int, earlier: Iterable[KernelReport] = ()) -> list[KernelReport]:
+    """Compile every distinct model shape, in bf16 and fp32, for these SoCs, in `jobs` processes; reports of `earlier`
+    are taken where the IR is the same."""
+    known = {key_of(one): one for one in earlier}
     by_memory: dict[tuple[int, str], list[str]] = {}
     for soc in map(find_soc, socs):
         by_memory.setdefault((soc.ub_bytes, soc.compiler), []).append(soc.name)
     shapes = sorted(set(MODEL_SHAPES.values()))
-    work = [
-        (list(of_width), names)
-        for _, of_width in itertools.groupby(shapes, lambda shape: shape[0])
-        for names in by_memory.values()
-    ]
+    by_width = [list(of_width) for _, of_width in itertools.groupby(shapes, lambda shape: shape[0])]
+    work = itertools.product(by_width, by_memory.values())
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        done = [pool.submit(_compile_shapes, *arguments) for arguments in work]
+        done = [pool.submit(_compile_shapes, *arguments, known) for arguments in work]
         for number, _ in enumerate(as_completed(done), 1):
             print(f"compile: {number} of {len(done)} parts", file=sys.stderr)
         return [one for future in done for one in future.result()]
 
 
-def _compile_shapes(shapes: list[tuple[int, int, int]], socs: list[str]) -> list[KernelReport]:
+def _compile_shapes(shapes: list[tuple[int, int, int]], socs: list[str], earlier: dict) -> list[KernelReport]:
     """Shapes of one width have kernels in common, which are compiled once."""
     plans: Plans = {}
     every = itertools.product(shapes, ("bf16", "fp32"))
-    return [one for shape, dtype in every for one in compile_shape(*shape, dtype, socs, plans=plans)]
+    return [one for shape, dtype in every for one in compile_shape(*shape, dtype, socs, plans=plans, earlier=earlier)]
 
 
 def main(argv: list[str]) -> int:
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.reuse and not arguments.all:
+        parser.error("--reuse is for --all")
     if os.environ.pop("TRITON_INTERPRET", "0") not in ("", "0"):
         print("compile: TRITON_INTERPRET is set and ignored: nothing is interpreted here", file=sys.stderr)
     every = arguments.all and arguments.soc is None
@@ -122,7 +135,12 @@ def main(argv: list[str]) -> int:
         print(f"compile: {missing}", file=sys.stderr)
         return 2
     if arguments.all:
-        reports = compile_all(socs, arguments.jobs)
+        try:
+            earlier = read_earlier(arguments.reuse) if arguments.reuse else ()
+        except (OSError, ValueError) as unusable:
+            print(f"compile: --reuse: {unusable}", file=sys.stderr)
+            return 2
+        reports = compile_all(socs, arguments.jobs, earlier)
     else:
         reports = compile_shape(arguments.hidden, arguments.experts, arguments.topk, arguments.dtype, socs)
     if arguments.json:
@@ -175,5 +193,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the rows")
     parser.add_argument("--all", action="store_true", help="every model shape in bf16 and fp32")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of --all")
+    parser.add_argument(
+        "--reuse", metavar="FILE", help="with --all: an earlier --json; kernels whose IR is the same are not compiled again"
+    )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     return parser

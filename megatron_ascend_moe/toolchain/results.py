@@ -6,6 +6,7 @@ order of `columns`. The fingerprints of the IR tell whether a file still speaks 
 
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import os
 from pathlib import Path
@@ -53,11 +54,28 @@ def _command(arguments: list[str]) -> str:
 def from_json(text: str) -> list[KernelReport]:
     """The reports of `to_json`'s text, one a kernel and SoC."""
     parsed = json.loads(text)
-    return [
-        KernelReport(
-            soc=soc, **{name: entry[name] for name in SHAPE}, **dict(zip(parsed["columns"], kernel, strict=True))
-        )
-        for entry in parsed["shapes"]
-        for soc in entry["socs"]
-        for kernel in entry["kernels"]
-    ]
+    reports = []
+    for entry in parsed["shapes"]:
+        shape = {name: entry[name] for name in SHAPE}
+        for soc, kernel in itertools.product(entry["socs"], entry["kernels"]):
+            values = dict(zip(parsed["columns"], kernel, strict=True))
+            values["problems"] = tuple(values["problems"])
+            reports.append(KernelReport(soc=soc, **shape, **values))
+    return reports
+
+
+def read_earlier(path: str) -> list[KernelReport]:
+    """The reports of a file that the compiler in use made.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no output of `compile --json`, or another compiler made it.
+    """
+    text = Path(path).read_text()
+    try:
+        made_by, reports = json.loads(text)["compiler"], from_json(text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no output of `compile --json` of this version: {error!r}") from error
+    if made_by != locate.bishengir_version():
+        raise ValueError(f"{path} was made by {made_by}, expected {locate.bishengir_version()}")
+    return reports

@@ -4,9 +4,13 @@ No device runs here. Shapes cover each hidden size and dtype of the published mo
 on the other generations; `python -m megatron_ascend_moe compile --all` takes all shapes on all SoCs.
 """
 
+import dataclasses
+import itertools
+from concurrent.futures import Future
+
 import pytest
 
-from megatron_ascend_moe.backend.soc import find_soc
+from megatron_ascend_moe.backend.soc import SOCS, find_soc
 from megatron_ascend_moe.backend.tiles import ub_budget
 from megatron_ascend_moe.toolchain import compile as compile_command
 from megatron_ascend_moe.toolchain.compile import compile_shape
@@ -60,6 +64,72 @@ def test_plans_keep_the_margin_for_older_compilers(runs, hidden):
     for dtype in ("bf16", "fp32"):
         for one in runs[hidden, dtype, "Ascend910B3"].result():
             assert one.ub_bytes <= ub_budget(one.ub_size), one.operation
+
+
+SMALL = (64, 8, 2)
+
+
+def _compile_again():
+    """Reports of a small shape, then again with these as the earlier ones: marked, one IR and one SoC apart."""
+    first = compile_shape(*SMALL, "fp16", ("Ascend910B3",), run=False)
+    marked = [dataclasses.replace(one, vector_ops=-1) for one in first]
+    marked[0] = dataclasses.replace(marked[0], ir="another")
+    marked[1] = dataclasses.replace(marked[1], soc="Ascend910B4")
+    earlier = {compile_command.key_of(one): one for one in marked}
+    return first, compile_shape(*SMALL, "fp16", ("Ascend910B3",), run=False, earlier=earlier)
+
+
+def test_earlier_reports_are_taken_where_soc_shape_and_ir_are_the_same(compile_pool):
+    first, again = compile_pool.submit(_compile_again).result()
+    assert again[:2] == first[:2]
+    assert again[2:] == [dataclasses.replace(one, vector_ops=-1) for one in first[2:]]
+
+
+def test_earlier_reports_of_another_compiler_are_refused(compile_pool, monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    file = tmp_path / "earlier.json"
+    for text, message in (
+        ('{"compiler": "ascendnpu-ir 1.0.0", "columns": [], "shapes": []}', "was made by ascendnpu-ir 1.0.0, expected"),
+        ('{"compiler": "ascendnpu-ir 1.2.0"}', "is no output of `compile --json` of this version"),
+        ("[]", "is no output of `compile --json` of this version"),
+        ("nothing", "is no output of `compile --json` of this version"),
+    ):
+        file.write_text(text)
+        assert compile_command.main(["--all", "--reuse", str(file)]) == 2
+        assert message in capsys.readouterr().err
+    assert compile_command.main(["--all", "--reuse", str(tmp_path / "none")]) == 2
+    assert "No such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        compile_command.main(["--reuse", str(file)])
+    assert "--reuse is for --all" in capsys.readouterr().err
+
+
+def test_every_soc_and_shape_is_work_of_compile_all(monkeypatch):
+    """Each with its own Unified Buffer's SoCs: nothing is compiled here."""
+    work = []
+    monkeypatch.setattr(compile_command, "_compile_shapes", lambda shapes, socs, earlier: work.append((shapes, socs)) or [])
+    monkeypatch.setattr(compile_command, "ProcessPoolExecutor", _HereAndNow)
+    assert compile_command.compile_all(SOCS, jobs=1) == []
+    done = [(shape, soc) for shapes, socs in work for shape in shapes for soc in socs]
+    assert sorted(done) == sorted(itertools.product(set(MODEL_SHAPES.values()), SOCS))
+
+
+class _HereAndNow:
+    """A pool that runs what it is given at once, in this process."""
+
+    def __init__(self, *arguments, **options):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        pass
+
+    def submit(self, function, *arguments):
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
 
 
 def test_a_missing_compiler_is_named_with_the_command_that_gets_it(monkeypatch, capsys, tmp_path):
