@@ -296,14 +296,6 @@ PARALLELISM = [
         layouts=PIPELINE,
     ),
     Setting(
-        "combined 1F1B across pipeline stages, bf16",
-        {"num_layers": 4, "virtual_pipeline_model_parallel_size": 2, "overlap_moe_expert_parallel_comm": True, "bf16": True},
-        {"pad_multiple": 8},
-        train={"microbatches": 4},
-        low_precision=True,
-        layouts={4: {"pp": 2, "ep": 2}, 8: {"tp": 2, "pp": 2, "ep": 2}},
-    ),
-    Setting(
         "expert-parallel communication overlapped (combined 1F1B), bf16",
         _TWO_LAYERS | {"overlap_moe_expert_parallel_comm": True, "bf16": True},
         {"pad_multiple": 8},
