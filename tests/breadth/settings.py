@@ -92,7 +92,7 @@ ROUTING = [
     Setting(
         "quantile balancing",
         {"moe_router_load_balancing_type": "quantile_balancing", "moe_aux_loss_coeff": 0.0},
-        note="before 0.18 Megatron takes the name and balances nothing",
+        note="before 0.19 Megatron takes the name and balances nothing",
     ),
     Setting("sinkhorn", {"moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.0}),
     Setting("top-1, softmax before top-k", {"moe_router_topk": 1, "moe_router_pre_softmax": True}),
