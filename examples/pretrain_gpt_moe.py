@@ -13,7 +13,16 @@ Megatron's distributed ones, and a run that finds one in `--load` continues it.
 
 import importlib.util
 import os
+import sys
 from functools import partial
+
+try:
+    from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+except ImportError as error:
+    sys.exit(
+        f"pretrain_gpt_moe.py needs the training loop of megatron-core 0.19 or newer, got: {error}. Its wheels are for "
+        f"Python 3.12 and newer (this is {sys.version.split()[0]}); or give MEGATRON_PATH, a Megatron-LM checkout"
+    )
 
 import torch
 from megatron.core import mpu
@@ -23,7 +32,6 @@ from megatron.core.enums import ModelType
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank, get_batch_on_this_tp_rank
 from megatron.training import get_args, get_timers, get_tokenizer, pretrain, print_rank_0
-from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 from step_log import watch_steps

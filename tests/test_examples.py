@@ -116,6 +116,15 @@ def test_arguments_are_checked_before_anything_starts(recorder, tmp_path, script
     assert recorder.calls() == []
 
 
+def test_a_megatron_without_its_training_loop_is_named():
+    """Before the script's other imports, of which an older Megatron lacks some, too."""
+    hidden = "import sys, runpy; sys.modules['megatron.training'] = None; "
+    script = f"runpy.run_path({str(EXAMPLES / 'pretrain_gpt_moe.py')!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", hidden + script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "needs the training loop of megatron-core 0.19 or newer" in done.stderr and "MEGATRON_PATH" in done.stderr
+
+
 def test_single_node(recorder, tmp_path):
     done = run("run_single_node.sh", *QWEN, "--", "--lr", "1e-4", cwd=tmp_path, PYTHON=recorder())
     assert done.returncode == 0, done.stderr
