@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     """Run the command; 0 where every result was right, else an error is raised."""
     args = _parse(argv)
     device = torch.device(args.device or _default_device())
-    if "layer" in args.parts and device.type != "cuda":
+    if "layer" in args.parts:
         prepare_device(device.type)
     kernel_set = kernels.select(args.kernels, device)
     shapes = [SMOKE] if args.smoke else [MODELS[name] for name in args.model.split(",")]
@@ -115,17 +115,18 @@ def _peer(name: str, inputs, device: torch.device, own_seconds: float, own: dict
 
 
 def _measure_layer(shape: Shape, dtype: str, device: torch.device, kernels_choice: str) -> list[dict]:
+    known = {"shape": str(shape), "dtype": dtype}
     try:
         lines = layer.measure(shape, DTYPES[dtype], device, kernels_choice)
     except (ImportError, torch.OutOfMemoryError) as error:
         reason = str(error).splitlines()[0]
         print(f"  {'MoE layer':<27} not measured: {reason}", flush=True)
-        return [{"shape": str(shape), "dtype": dtype, "case": "MoE layer", "not_measured": reason}]
+        return [known | {"case": "MoE layer", "not_measured": reason}]
     for line in lines:
         kept = f", keeps {line['kept_bytes']} B, stock {line['stock_kept_bytes']} B" if "kept_bytes" in line else ""
         times = f"{line['us']:9.1f} us, stock {line['stock_us']:.1f} us: {line['speedup']:.2f} times"
         print(f"  {line['case']:<27} {times}{kept}", flush=True)
-    return lines
+    return [known | line for line in lines]
 
 
 def _provenance(device: torch.device, kernels_name: str, argv: list[str]) -> dict:

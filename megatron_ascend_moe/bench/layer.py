@@ -14,7 +14,6 @@ from torch import Tensor
 from megatron_ascend_moe.bench import timing
 from megatron_ascend_moe.bench.shapes import Shape
 
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 TOLERANCE = 2e-2  # relative, of bf16 outputs; both dispatchers round each token's sum once
 
 
@@ -31,25 +30,26 @@ def measure(shape: Shape, dtype: torch.dtype, device: torch.device, kernels: str
     _prepare_one_rank(device)
     try:  # both layers run with what the plugin provides where TransformerEngine is absent
         stock, ours = (_build_layer(shape, dtype, device, choice) for choice in (None, kernels))
-        return _measure(shape, dtype, device, stock, ours)
+        return _measure(_inputs(shape, dtype, device), device, stock, ours)
     finally:
         plugin.uninstall()
 
 
-def _measure(
-    shape: Shape, dtype: torch.dtype, device: torch.device, stock: torch.nn.Module, ours: torch.nn.Module
-) -> list[dict]:
+def _inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    generator = torch.Generator(device).manual_seed(0)
+    return [torch.randn(shape.T, 1, shape.H, device=device, generator=generator).to(dtype) for _ in range(3)]
+
+
+def _measure(x: list[Tensor], device: torch.device, stock: torch.nn.Module, ours: torch.nn.Module) -> list[dict]:
     for mine, theirs in zip(ours.parameters(), stock.parameters(), strict=True):
         mine.data = theirs.data
-    generator = torch.Generator(device).manual_seed(0)
-    x = [torch.randn(shape.T, 1, shape.H, device=device, generator=generator).to(dtype) for _ in range(3)]
     with torch.no_grad():
         expected, got = stock(x[0])[0].float(), ours(x[0])[0].float()
     if (got - expected).norm() > TOLERANCE * expected.norm():
         raise RuntimeError("the layer's output differs from stock's; nothing was timed")
     lines = []
     for name, make in (("dispatcher", _dispatcher_call), ("MoE layer", _layer_call)):
-        line = {"shape": str(shape), "dtype": DTYPE_NAMES[dtype], "case": f"{name}, forward + backward"}
+        line = {"case": f"{name}, forward + backward"}
         for prefix, layer in (("", ours), ("stock_", stock)):
             call = make(layer, x)
             line[f"{prefix}us"] = timing.call_seconds(call, device) * 1e6
@@ -147,4 +147,5 @@ def _kept_bytes(call: Callable[[int], Tensor], x: list[Tensor]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         call(0)
-    return sum(size for address, size in kept.items() if address not in {t.data_ptr() for t in x})
+    inputs = {t.data_ptr() for t in x}
+    return sum(size for address, size in kept.items() if address not in inputs)

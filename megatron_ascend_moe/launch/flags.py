@@ -83,17 +83,6 @@ def _problem(key: str, value: Any, actions: Mapping[str, argparse.Action]) -> st
     return None
 
 
-HOST_SETTINGS = (
-    "moe-expert-capacity-factor",
-    "moe-pad-expert-input-to-capacity",
-    "moe-pad-experts-for-cuda-graph-inference",
-    "moe-router-padding-for-fp8",
-    "moe-router-padding-for-quantization",
-    "cuda-graph-modules",
-    "cuda-graph-scope",
-)  # what `config.REFUSALS` looks at, and may be absent
-
-
 def check_dispatcher(flags: Mapping[str, Any]) -> None:
     """Refuse here, once, what the dispatcher would refuse on every rank when its first layer is built.
 
@@ -112,5 +101,6 @@ def check_dispatcher(flags: Mapping[str, Any]) -> None:
         return
     if isinstance(given.get("pad_multiple"), str) and given["pad_multiple"].isdigit():
         given["pad_multiple"] = int(given["pad_multiple"])  # values from the command line are text
-    host = {key.replace("-", "_"): flags.get(key) for key in HOST_SETTINGS}
-    check_host(DispatchConfig(**given), SimpleNamespace(**host, cuda_graph_impl=flags.get("cuda-graph-impl") or "none"))
+    host = {"moe_expert_capacity_factor": None, "moe_pad_expert_input_to_capacity": None}  # which every host has
+    host |= {key.replace("-", "_"): value for key, value in flags.items() if value is not None}
+    check_host(DispatchConfig(**given), SimpleNamespace(**host))
