@@ -224,6 +224,8 @@ def _combine_rows_kernel(
                             if HAS_WEIGHTS:
                                 term *= tl.get_element(weights, (i * K + k,))
                             total += term
+                    if out_ptr.dtype.element_ty == tl.float32:  # nothing is cast: a buffer apart from the sum's, for the DMA
+                        total = 0.0 - (0.0 - total)
                     tl.store(out_at + start + column, total.to(out_ptr.dtype.element_ty), mask=start + column < H)
                 if HAS_SCALARS:
                     gathered = tl.zeros([SLOTS], tl.float32)
