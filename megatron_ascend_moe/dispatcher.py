@@ -22,6 +22,7 @@ from megatron_ascend_moe.exchange.agreement import check_agreement
 from megatron_ascend_moe.exchange.counts import CountsCollective, Splits, even_splits
 from megatron_ascend_moe.exchange.expert_parallel import all_to_all
 from megatron_ascend_moe.exchange.tensor_parallel import gather_parts, reduce_scatter_parts
+from megatron_ascend_moe.kernels.reference import PADDED_BINS, PADDED_COUNTS
 from megatron_ascend_moe.observe.metrics import LoadCounter
 from megatron_ascend_moe.observe.ranges import StageTimes, in_stage_range
 from megatron_ascend_moe.ops.combine import combine_rows
@@ -218,10 +219,11 @@ class AscendTokenDispatcher(MoETokenDispatcher):
         plan = dispatch.plan
         if plan.capacity is None:
             # NOTE: the dispatch's single device-to-host sync.
-            meta = plan.meta.cpu().long()
+            meta = plan.meta.cpu()
             check_overflow(int(meta[-1]), self.config.moe_router_topk)
-            tokens_per_expert = meta[self.num_experts : 2 * self.num_experts]
-            plan = replace(plan, num_rows=int(tokens_per_expert.sum()))
+            vectors = meta[:-1].view(5, self.num_experts)
+            tokens_per_expert = vectors[PADDED_COUNTS].long()
+            plan = replace(plan, num_rows=int(vectors[PADDED_BINS, -1]))
         else:
             tokens_per_expert = torch.full((self.num_experts,), plan.capacity, dtype=torch.int64)
         return replace(dispatch, plan=plan, expert_plan=plan, tokens_per_expert=tokens_per_expert)

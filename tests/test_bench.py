@@ -13,6 +13,8 @@ from megatron_ascend_moe.bench import cases
 from megatron_ascend_moe.bench.shapes import SMOKE
 
 CASES = [
+    "rows to random places",
+    "rows from random places",
     "adapter + plan",
     "permute + pad",
     "combine",
@@ -59,6 +61,18 @@ def test_a_missing_peer_is_named(tmp_path, capsys, monkeypatch):
     assert "not measured: No module named 'megablocks'" in printed
 
 
+def test_a_shape_that_does_not_fit_is_named(tmp_path, capsys, monkeypatch):
+    def too_large(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 38 GiB.\nMore of it.")
+
+    monkeypatch.setattr(bench, "make_inputs", too_large)
+    path = tmp_path / "bench.json"
+    assert bench.main(["--smoke", "--device", "cpu", "--parts", "kernels", "--kernels", "torch", "--json", str(path)]) == 0
+    (line,) = json.loads(path.read_text())["results"]
+    assert line["case"] == "kernels" and line["not_measured"] == "CUDA out of memory. Tried to allocate 38 GiB."
+    assert "not measured: CUDA out of memory" in capsys.readouterr().out
+
+
 def test_wrong_results_are_not_timed():
     twin = kernels.select("torch", "cpu")
     wrong = dataclasses.replace(twin, combine_rows=lambda *args: tuple(v + 1 for v in twin.combine_rows(*args)))
@@ -84,3 +98,4 @@ def test_bytes_are_the_floor():
     assert by_name["permute + pad"] == (T + P) * row
     assert by_name["combine"] == (T * K + T) * row
     assert by_name["combine backward, weighted"] == (T + T * K + P) * row
+    assert by_name["rows to random places"] == by_name["rows from random places"] == 2 * P * row

@@ -100,7 +100,7 @@ class Target:
 
 def target_of(device: torch.device) -> Target:
     """The target that runs kernels on tensors of `device`; cached."""
-    return _target(device.type, device.index, _interpreted_form, _emulated_soc)
+    return _target(device, _interpreted_form, _emulated_soc)
 
 
 @contextlib.contextmanager
@@ -117,7 +117,8 @@ def interpreted_form(form: str) -> Iterator[None]:
 
 
 @functools.cache
-def _target(kind: str, index: int | None, interpreted: str | None, soc_name: str | None) -> Target:
+def _target(device: torch.device, interpreted: str | None, soc_name: str | None) -> Target:
+    kind, index = device.type, device.index
     if kind == "cuda":
         return Target("cuda", torch.cuda.get_device_properties(index or 0).multi_processor_count, 0, True, False)
     if kind == "npu":
@@ -127,7 +128,7 @@ def _target(kind: str, index: int | None, interpreted: str | None, soc_name: str
         soc = find_soc(soc_name)
         return Target("ascend", soc.vector_cores, soc.ub_bytes, True, True)
     if not interpreting():
-        raise RuntimeError(f"Triton kernels cannot run on {kind!r}: {triton_obstacle(torch.device(kind))}")
+        raise RuntimeError(f"Triton kernels cannot run on {kind!r}: {triton_obstacle(device)}")
     ascend_triton = importlib.util.find_spec("triton.backends.ascend") is not None
     form = interpreted or ("ascend" if ascend_triton else "cuda")
     return Target(form, INTERPRETED_CORES, find_soc(REFERENCE_SOC).ub_bytes, False, ascend_triton)

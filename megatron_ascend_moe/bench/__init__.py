@@ -8,11 +8,13 @@ plain-torch twins before anything is timed.
 
 import argparse
 import datetime
+import functools
 import importlib.metadata
 import json
 import platform
 import shlex
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -38,13 +40,14 @@ def main(argv: list[str]) -> int:
     report = {**_provenance(device, kernel_set.name, argv), "results": []}
     print(f"{report['device']}, kernels {kernel_set.name}, torch {report['torch']}, triton {report['triton']}")
     copies = timing.Copies(device)
+    measure_kernels = functools.partial(_measure_kernels, device=device, kernel_set=kernel_set, copies=copies, vs=args.vs)
+    measure_layer = functools.partial(_measure_layer, device=device, kernels_choice=args.kernels)
     for shape in shapes:
         for dtype in args.dtype.split(","):
             print(f"\n{shape} {dtype}")
-            if "kernels" in args.parts:
-                report["results"] += _measure_kernels(shape, dtype, device, kernel_set, copies, args.vs)
-            if "layer" in args.parts:
-                report["results"] += _measure_layer(shape, dtype, device, args.kernels)
+            for part, measure in (("kernels", measure_kernels), ("layer", measure_layer)):
+                if part in args.parts.split(","):
+                    report["results"] += _or_why_not(part, shape, dtype, measure)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(report, file, indent=1)
@@ -115,18 +118,22 @@ def _peer(name: str, inputs, device: torch.device, own_seconds: float, own: dict
 
 
 def _measure_layer(shape: Shape, dtype: str, device: torch.device, kernels_choice: str) -> list[dict]:
-    known = {"shape": str(shape), "dtype": dtype}
-    try:
-        lines = layer.measure(shape, DTYPES[dtype], device, kernels_choice)
-    except (ImportError, torch.OutOfMemoryError) as error:
-        reason = str(error).splitlines()[0]
-        print(f"  {'MoE layer':<27} not measured: {reason}", flush=True)
-        return [known | {"case": "MoE layer", "not_measured": reason}]
+    lines = layer.measure(shape, DTYPES[dtype], device, kernels_choice)
     for line in lines:
         kept = f", keeps {line['kept_bytes']} B, stock {line['stock_kept_bytes']} B" if "kept_bytes" in line else ""
         times = f"{line['us']:9.1f} us, stock {line['stock_us']:.1f} us: {line['speedup']:.2f} times"
         print(f"  {line['case']:<27} {times}{kept}", flush=True)
-    return [known | line for line in lines]
+    return [{"shape": str(shape), "dtype": dtype, **line} for line in lines]
+
+
+def _or_why_not(part: str, shape: Shape, dtype: str, measure: Callable[[Shape, str], list[dict]]) -> list[dict]:
+    """The part's lines, or one that says what it lacked: a package, or memory."""
+    try:
+        return measure(shape, dtype)
+    except (ImportError, torch.OutOfMemoryError) as error:
+        reason = str(error).splitlines()[0]
+        print(f"  {part:<27} not measured: {reason}", flush=True)
+        return [{"shape": str(shape), "dtype": dtype, "case": part, "not_measured": reason}]
 
 
 def _provenance(device: torch.device, kernels_name: str, argv: list[str]) -> dict:

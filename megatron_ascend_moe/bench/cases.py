@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from megatron_ascend_moe.bench.shapes import Shape
+from megatron_ascend_moe.bench.timing import INPUT_SETS
 from megatron_ascend_moe.kernels import KernelSet, reference
-
-INPUT_SETS = 3  # rotated, so that a call finds nothing of its inputs in the cache
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class Inputs:
     counts_E: Tensor
     padded_bins_E: Tensor
     num_rows: int
+    random_row_P1: Tensor  # (P, 1) int32, a random order of the rows
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,16 @@ def make_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, kernels:
         return [torch.randn(count, H, device=device, generator=generator).to(dtype) for _ in range(INPUT_SETS)]
 
     plan = (row_of_slot_TK, vectors[reference.COUNTS], vectors[reference.PADDED_BINS], num_rows)
-    return Inputs(shape, dtype, probs, maps, rows(T), rows(num_rows), probs_TK, ids_TK, *plan)
+    order = torch.randperm(num_rows, device=device, generator=generator).to(torch.int32).unsqueeze(1)
+    return Inputs(shape, dtype, probs, maps, rows(T), rows(num_rows), probs_TK, ids_TK, *plan, order)
 
 
 def make_cases(inputs: Inputs, kernels: KernelSet) -> list[Case]:
-    """The kernels, then the sequence, with the bytes that must move: the traffic that the kernels' docstrings state."""
+    """The kernels, then the sequence, with the bytes that must move: the traffic that the kernels' docstrings state.
+
+    Before them what rows of this width cost at random: the layout's rows copied one by one, written at random (permute
+    of one slot) and read at random (combine of one slot).
+    """
     shape, plan = inputs.shape, (inputs.row_of_slot_TK, inputs.counts_E, inputs.padded_bins_E)
     T, E, K, P = shape.T, shape.E, shape.K, inputs.num_rows
     row = shape.H * inputs.x_TH[0].element_size()
@@ -76,19 +81,22 @@ def make_cases(inputs: Inputs, kernels: KernelSet) -> list[Case]:
         probs, ids, counts = kernels.route_count(_turn(inputs.probs_TE, i), _turn(inputs.map_TE, i), K)
         return probs, ids, *kernels.route_place(ids, counts, shape.M, 0)
 
-    def sequence(i: int) -> None:
+    def sequence(i: int) -> tuple[object, ...]:
         probs, ids, row_of_slot, meta = adapter_and_plan(i)
         vectors = meta[: 5 * E].view(5, E)
         segments = (vectors[reference.COUNTS], vectors[reference.PADDED_BINS])
-        kernels.permute_rows(_turn(x, i), row_of_slot, *segments, P, probs)
-        kernels.combine_rows(_turn(y, i), row_of_slot)
-        kernels.permute_rows(_turn(x, i + 1), row_of_slot, *segments, P)
-        _, grad_probs = kernels.combine_rows(_turn(y, i + 1), row_of_slot, None, _turn(grad_scalars, i))
-        kernels.route_count_backward(grad_probs, ids, E, torch.float32)
+        rows = kernels.permute_rows(_turn(x, i), row_of_slot, *segments, P, probs)
+        out = kernels.combine_rows(_turn(y, i), row_of_slot)
+        grad_rows = kernels.permute_rows(_turn(x, i + 1), row_of_slot, *segments, P)
+        grad_x, grad_probs = kernels.combine_rows(_turn(y, i + 1), row_of_slot, None, _turn(grad_scalars, i))
+        return rows, out, grad_rows, grad_x, kernels.route_count_backward(grad_probs, ids, E, torch.float32)
 
     grad_scalars = [torch.randn(P, device=x[0].device) for _ in range(INPUT_SETS)]
     permute, combine = (T + P) * row, (routed + T) * row
+    order, all_P = inputs.random_row_P1, torch.full((1,), P, dtype=torch.int32, device=x[0].device)
     return [
+        Case("rows to random places", lambda i: kernels.permute_rows(_turn(y, i), order, all_P, all_P, P), (2 * P * row,)),
+        Case("rows from random places", lambda i: kernels.combine_rows(_turn(y, i), order), (2 * P * row,)),
         Case("adapter + plan", adapter_and_plan, (route,)),
         Case("permute + pad", lambda i: kernels.permute_rows(_turn(x, i), *plan, P, probs_TK), (permute,)),
         Case("combine", lambda i: kernels.combine_rows(_turn(y, i), plan[0]), (combine,)),
@@ -132,6 +140,11 @@ def check(inputs: Inputs, kernels: KernelSet) -> None:
     _require("combine_rows_backward", torch.equal(got[0], expected[0]) and close)
     got = kernels.route_count_backward(probs, ids, shape.E, torch.float32)
     _require("adapter backward", torch.equal(got, torch.where(inputs.map_TE[0], inputs.probs_TE[0], 0.0)))
+    order = inputs.random_row_P1
+    _require("combine_rows of one slot", torch.equal(kernels.combine_rows(y, order)[0], y[order.flatten()]))
+    all_P = torch.full((1,), inputs.num_rows, dtype=torch.int32, device=y.device)
+    moved, _ = kernels.permute_rows(y, order, all_P, all_P, inputs.num_rows)
+    _require("permute_rows of one slot", torch.equal(moved[order.flatten()], y))
 
 
 def _require(name: str, holds: bool) -> None:

@@ -37,7 +37,7 @@ def measure(shape: Shape, dtype: torch.dtype, device: torch.device, kernels: str
 
 def _inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     generator = torch.Generator(device).manual_seed(0)
-    return [torch.randn(shape.T, 1, shape.H, device=device, generator=generator).to(dtype) for _ in range(3)]
+    return [torch.randn(shape.T, 1, shape.H, device=device, generator=generator).to(dtype) for _ in range(timing.INPUT_SETS)]
 
 
 def _measure(x: list[Tensor], device: torch.device, stock: torch.nn.Module, ours: torch.nn.Module) -> list[dict]:
@@ -49,13 +49,12 @@ def _measure(x: list[Tensor], device: torch.device, stock: torch.nn.Module, ours
         raise RuntimeError("the layer's output differs from stock's; nothing was timed")
     lines = []
     for name, make in (("dispatcher", _dispatcher_call), ("MoE layer", _layer_call)):
-        line = {"case": f"{name}, forward + backward"}
-        for prefix, layer in (("", ours), ("stock_", stock)):
-            call = make(layer, x)
-            line[f"{prefix}us"] = timing.call_seconds(call, device) * 1e6
-            if name == "dispatcher":
-                line[f"{prefix}kept_bytes"] = _kept_bytes(call, x)
-        lines.append(line | {"speedup": line["stock_us"] / line["us"]})
+        calls = [make(layer, x) for layer in (ours, stock)]
+        own, others = timing.seconds_in_turn(calls, device)
+        line = {"case": f"{name}, forward + backward", "us": own * 1e6, "stock_us": others * 1e6, "speedup": others / own}
+        if name == "dispatcher":
+            line["kept_bytes"], line["stock_kept_bytes"] = (_kept_bytes(call, x) for call in calls)
+        lines.append(line)
     return lines
 
 

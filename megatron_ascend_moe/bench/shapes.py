@@ -29,6 +29,7 @@ MODELS = {
         Shape("kimi-k2", 4096, 7168, 384, 8, 2048),
         Shape("gpt-oss-120b", 8192, 2880, 128, 4, 2880),
         Shape("kimi-k2-many-tokens", 16384, 7168, 384, 8, 2048),
+        Shape("kimi-k2-beyond-int32", 40960, 7168, 384, 8, 2048),  # T K H > 2^31
         Shape("deepseek-v3-few-tokens", 512, 7168, 256, 8, 2048, M=16),
     )
 }

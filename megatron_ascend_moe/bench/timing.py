@@ -1,13 +1,17 @@
 """Device time of a call: CUDA graph replays where the device captures graphs, events or the clock elsewhere."""
 
+import collections
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
-CALLS = 12  # of one measurement, each with inputs of its own turn
+INPUT_SETS = 3  # rotated, so that a call finds nothing of its inputs in the cache
+CALLS = 12  # of one measurement, each with inputs of its own turn: 3 inputs and 4 outputs meet in every pairing
+KEPT_RESULTS = 3  # that live on while a call allocates its own
 REPEATS = 7  # measurements, of which the median counts
+WARM_UP_SECONDS = 0.03  # before them: after a pause an H200 runs the same kernel 10 % slower
 
 
 def synchronize(device: torch.device) -> None:
@@ -17,16 +21,17 @@ def synchronize(device: torch.device) -> None:
 
 def graph_seconds(call: Callable[[int], object], device: torch.device) -> float:
     """Seconds of one call on the device alone: `call(i)` uses the i-th set of inputs, so that none is in the L2
-    cache from the call before. Without graphs (NPU, CPU) the host's side counts too."""
+    cache from the call before, and its result lies elsewhere than the last ones, so that no single distance in
+    memory between what is read and what is written decides. Without graphs (NPU, CPU) the host's side counts too."""
     if device.type != "cuda":
         return call_seconds(call, device)
     call(0)
     synchronize(device)
-    graph = torch.cuda.CUDAGraph()
+    torch.cuda.empty_cache()  # of the graph before: nothing can be given back during a capture
+    graph, results = torch.cuda.CUDAGraph(), collections.deque(maxlen=KEPT_RESULTS)
     with torch.cuda.graph(graph):
         for i in range(CALLS):
-            call(i)
-    graph.replay()
+            results.append(call(i))
     return _median_seconds(graph.replay, device) / CALLS
 
 
@@ -37,8 +42,17 @@ def call_seconds(call: Callable[[int], object], device: torch.device) -> float:
         for i in range(CALLS):
             call(i)
 
-    calls()
     return _median_seconds(calls, device) / CALLS
+
+
+def seconds_in_turn(calls: list[Callable[[int], object]], device: torch.device) -> list[float]:
+    """Seconds of one call of each, launched from the host in turn, so that a change of the machine's pace meets all."""
+
+    def of_one_round(call: Callable[[int], object]) -> float:
+        return _seconds(lambda: [call(i) for i in range(INPUT_SETS)], device) / INPUT_SETS
+
+    rounds = [[of_one_round(call) for call in calls] for _ in range(REPEATS + 1)]
+    return [statistics.median(seconds) for seconds in zip(*rounds[1:], strict=True)]  # the first warms up
 
 
 def host_seconds(call: Callable[[int], object], device: torch.device) -> float:
@@ -56,6 +70,10 @@ def host_seconds(call: Callable[[int], object], device: torch.device) -> float:
 
 
 def _median_seconds(run: Callable[[], None], device: torch.device) -> float:
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        run()
+        synchronize(device)
     return statistics.median(_seconds(run, device) for _ in range(REPEATS))
 
 
@@ -86,13 +104,8 @@ class Copies:
         element-wise kernel, since the driver's copy is slow at some sizes."""
         size = max(moved_bytes // 2 // 512 * 512, 512)
         if size not in self._seconds:
-            pairs = [
-                (torch.zeros(size // 4, device=self._device), torch.empty(size // 4, device=self._device))
-                for _ in range(2)
-            ]
-            for source, _ in pairs:
-                source.normal_()
-            by_copy = graph_seconds(lambda i: pairs[i % 2][1].copy_(pairs[i % 2][0]), self._device)
-            by_kernel = graph_seconds(lambda i: torch.neg(pairs[i % 2][0], out=pairs[i % 2][1]), self._device)
+            sources = [torch.randn(size // 4, device=self._device) for _ in range(INPUT_SETS)]
+            by_copy = graph_seconds(lambda i: sources[i % INPUT_SETS].clone(), self._device)
+            by_kernel = graph_seconds(lambda i: torch.neg(sources[i % INPUT_SETS]), self._device)
             self._seconds[size] = min(by_copy, by_kernel)
         return self._seconds[size]

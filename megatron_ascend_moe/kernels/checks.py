@@ -35,32 +35,34 @@ def check_slots(
     name: str, slots_TK: Tensor, dtype: torch.dtype, tokens: int | None = None, slots: int | None = None
 ) -> torch.Size:
     """A contiguous (T, K) array of `dtype`, of these sizes where they are known."""
-    fits = slots_TK.dim() == 2 and slots_TK.dtype == dtype and slots_TK.is_contiguous()
-    expected = (slots_TK.shape[0] if tokens is None else tokens, slots_TK.shape[-1] if slots is None else slots)
-    if not fits or slots_TK.shape != expected:
+    shape = slots_TK.shape  # asked once, here and below: what is asked of a tensor takes the host most of a check
+    fits = len(shape) == 2 and slots_TK.dtype == dtype and slots_TK.is_contiguous()
+    if not fits or tokens not in (None, shape[0]) or slots not in (None, shape[1]):
         raise ValueError(
-            f"{name} {tuple(slots_TK.shape)} of {slots_TK.dtype}, strides {slots_TK.stride()}: expected contiguous "
+            f"{name} {tuple(shape)} of {slots_TK.dtype}, strides {slots_TK.stride()}: expected contiguous "
             f"({'T' if tokens is None else tokens}, {'K' if slots is None else slots}) of {dtype}"
         )
-    return slots_TK.shape
+    return shape
 
 
 def check_rows(name: str, rows_NH: Tensor, hidden: int | None = None) -> torch.Size:
     """Rows of a floating type, elements of a row adjacent; rows themselves may lie apart."""
-    fits = rows_NH.dim() == 2 and rows_NH.dtype in ROW_DTYPES and (rows_NH.stride(1) == 1 or rows_NH.shape[1] == 1)
-    if not fits or rows_NH.shape[1] < 1 or (hidden is not None and rows_NH.shape[1] != hidden):
+    shape = rows_NH.shape
+    fits = len(shape) == 2 and rows_NH.dtype in ROW_DTYPES and (rows_NH.stride(1) == 1 or shape[1] == 1)
+    if not fits or shape[1] < 1 or hidden not in (None, shape[1]):
         raise ValueError(
-            f"{name} {tuple(rows_NH.shape)} of {rows_NH.dtype}, strides {rows_NH.stride()}: expected "
+            f"{name} {tuple(shape)} of {rows_NH.dtype}, strides {rows_NH.stride()}: expected "
             f"(rows, {'H' if hidden is None else hidden}) of fp16, bf16 or fp32 with unit stride along H"
         )
-    return rows_NH.shape
+    return shape
 
 
 def check_vector(name: str, values: Tensor, dtype: torch.dtype, length: int | None = None) -> int:
-    fits = values.dim() == 1 and values.dtype == dtype and values.is_contiguous()
-    if not fits or (length is not None and values.numel() != length):
+    shape = values.shape
+    fits = len(shape) == 1 and values.dtype == dtype and values.is_contiguous()
+    if not fits or length not in (None, shape[0]):
         raise ValueError(
-            f"{name} {tuple(values.shape)} of {values.dtype}: expected contiguous "
+            f"{name} {tuple(shape)} of {values.dtype}: expected contiguous "
             f"({'N' if length is None else length}) of {dtype}"
         )
-    return values.numel()
+    return shape[0]

@@ -11,14 +11,16 @@ Weights and their gradients belong to assignments, not to positions: element acc
 no Ascend core does fast. They are permuted once outside the kernels (4 T K bytes each way), which see vectors.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
 from megatron_ascend_moe.backend.device import Target, target_of
-from megatron_ascend_moe.backend.launch import MAX_PROGRAMS, ceil_div, launch
+from megatron_ascend_moe.backend.launch import MAX_PROGRAMS, Variant, ceil_div, launch
 from megatron_ascend_moe.kernels.position_checks import check_positions
 from megatron_ascend_moe.kernels.position_kernels import copy_positions_kernel, weight_gradient_kernel
-from megatron_ascend_moe.kernels.position_tiles import PositionTile, position_tile
+from megatron_ascend_moe.kernels.position_tiles import position_tile
 from megatron_ascend_moe.kernels.positions_reference import row_of_position, row_of_slot
 from megatron_ascend_moe.kernels.rows import combine_rows
 
@@ -124,30 +126,21 @@ def _copy(x, out, indices, bin_ids, weights, bins, padded_bins, capacity, num_ro
         return
     target = target_of(x.device)
     scale = None if weights is None else weights.float()[indices.long()]
-    kernel = ("gather" if gather else "scatter") if weights is None else ("scaled_gather" if gather else "scaled_scatter")
-    tile = position_tile(kernel, target, x.shape[1], x.element_size())
-    launch(
-        copy_positions_kernel,
-        target,
-        x.device,
-        _programs(target, tile, indices.numel()),
-        (
-            x, out, indices, bin_ids, scale, bins, padded_bins,
-            x.stride(0), indices.numel(), bins.numel(), capacity, num_rows,
-        ),
-        {
-            "ASCEND": target.ascend,
-            "BLOCK": tile.block,
-            "ROWS": tile.rows,
-            "COLUMNS": tile.columns,
-            "H": x.shape[1],
-            "TOP_K": top_k,
-            "GATHER": gather,
-            "BINNED": padded_bins is None,
-            "SCALED": weights is not None,
-        },
-        tile.num_warps,
-    )  # fmt: skip
+    variant = _copy_variant(target, x.shape[1], x.element_size(), top_k, gather, padded_bins is None, scale is not None)
+    tensors = (x, out, indices, bin_ids, scale, bins, padded_bins)
+    numbers = (x.stride(0), indices.numel(), bins.numel(), capacity, num_rows)
+    launch(variant, target, x.device, _programs(target, variant, indices.numel()), tensors, numbers)
+
+
+@functools.cache
+def _copy_variant(
+    target: Target, H: int, itemsize: int, top_k: int, gather: bool, binned: bool, scaled: bool
+) -> Variant:
+    kernel = ("scaled_" if scaled else "") + ("gather" if gather else "scatter")
+    tile = position_tile(kernel, target, H, itemsize)
+    constants = {"ASCEND": target.ascend, "BLOCK": tile.block, "ROWS": tile.rows, "COLUMNS": tile.columns, "H": H}
+    constants |= {"TOP_K": top_k, "GATHER": gather, "BINNED": binned, "SCALED": scaled}
+    return Variant(copy_positions_kernel, constants, tile.num_warps)
 
 
 def _weight_gradient(x, grad, indices, bin_ids, bins, padded_bins, capacity, top_k):
@@ -157,29 +150,23 @@ def _weight_gradient(x, grad, indices, bin_ids, bins, padded_bins, capacity, top
     if positions == 0:
         return by_assignment
     target = target_of(x.device)
-    tile = position_tile("weight_gradient", target, x.shape[1], x.element_size())
-    launch(
-        weight_gradient_kernel,
-        target,
-        x.device,
-        _programs(target, tile, positions),
-        (x, grad, by_position, indices, bin_ids, bins, padded_bins, x.stride(0), grad.stride(0), positions, capacity),
-        {
-            "ASCEND": target.ascend,
-            "BLOCK": tile.block,
-            "COLUMNS": tile.columns,
-            "H": x.shape[1],
-            "TOP_K": top_k,
-            "BINNED": padded_bins is None,
-        },
-        tile.num_warps,
-    )
+    variant = _weight_gradient_variant(target, x.shape[1], x.element_size(), top_k, padded_bins is None)
+    tensors = (x, grad, by_position, indices, bin_ids, bins, padded_bins)
+    numbers = (x.stride(0), grad.stride(0), positions, capacity)
+    launch(variant, target, x.device, _programs(target, variant, positions), tensors, numbers)
     by_assignment[indices.long()] = by_position
     return by_assignment
 
 
-def _programs(target: Target, tile: PositionTile, positions: int) -> int:
+@functools.cache
+def _weight_gradient_variant(target: Target, H: int, itemsize: int, top_k: int, binned: bool) -> Variant:
+    tile = position_tile("weight_gradient", target, H, itemsize)
+    constants = {"ASCEND": target.ascend, "BLOCK": tile.block, "COLUMNS": tile.columns, "H": H}
+    return Variant(weight_gradient_kernel, {**constants, "TOP_K": top_k, "BINNED": binned}, tile.num_warps)
+
+
+def _programs(target: Target, variant: Variant, positions: int) -> int:
     """One program a vector core; on CUDA enough to fill the device, each with some blocks of positions."""
     if target.ascend:
         return target.cores
-    return min(MAX_PROGRAMS, max(target.cores, ceil_div(positions, tile.block)))
+    return min(MAX_PROGRAMS, max(target.cores, ceil_div(positions, variant.constants["BLOCK"])))

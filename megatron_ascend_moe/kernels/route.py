@@ -16,13 +16,15 @@ at a time by comparing each with each, and moves the experts' next rows on by a 
 so its order of addition does not show); `route_words` has the adapter's fast path.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from megatron_ascend_moe.backend.device import Target, target_of
-from megatron_ascend_moe.backend.launch import ceil_div, launch, next_power_of_two, token_ranges
+from megatron_ascend_moe.backend.launch import Variant, ceil_div, launch, next_power_of_two, token_ranges
 from megatron_ascend_moe.kernels.checks import (
     MAX_INDEX,
     PROB_DTYPES,
@@ -137,6 +139,21 @@ def _route_count_kernel(
     tl.store(counts_ptr + program * PITCH + E, tl.sum(overflow, 0))
 
 
+@functools.cache
+def _count_variant(target: Target, E: int, K: int, map_is_bool: bool, drop_zero: bool) -> Variant:
+    tile = route_tile(target, E, K, "route_count")
+    constants = {"E": E, "K": K, "MAP_IS_BOOL": map_is_bool, "DROP_ZERO": drop_zero, **tile.constants}
+    constants |= {"PITCH": _pitch(target, E), "ASCEND": target.ascend}
+    return Variant(_route_count_kernel, constants, tile.num_warps)
+
+
+@functools.cache
+def _count_words_variant(target: Target, E: int, K: int) -> Variant:
+    tile = route_tile(target, E, K, "route_count_words")
+    constants = {"E": E, "K": K, "WORDS": tile.experts, "SLOTS": tile.slots, "TOKENS": tile.tokens}
+    return Variant(route_count_words_kernel, {**constants, "PITCH": _pitch(target, E)}, tile.num_warps)
+
+
 def route_count(
     probs_TE: Tensor, routing_map_TE: Tensor, topk: int, drop_zero_probs: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,25 +166,18 @@ def route_count(
     if probs_TE.dtype == torch.float64 and not target.has_fp64:
         probs_TE = probs_TE.to(torch.float32)  # the result is fp32 all the same
     probs_TE, routing_map_TE = _unit_stride(probs_TE), _unit_stride(routing_map_TE)
+    is_bool = routing_map_TE.dtype == torch.bool
     by_words = not target.ascend and not drop_zero_probs and _is_words(routing_map_TE)
-    tile = route_tile(target, E, topk, "route_count_words" if by_words else "route_count")
     programs, tokens = token_ranges(T, route_programs(target, T, E))
     probs_TK = torch.empty((T, topk), dtype=torch.float32, device=probs_TE.device)
     expert_ids_TK = torch.empty((T, topk), dtype=torch.int32, device=probs_TE.device)
     counts_BE = _empty_counts(programs, E, target, probs_TE.device)
-    is_bool = routing_map_TE.dtype == torch.bool
     if is_bool:
         routing_map_TE = routing_map_TE.view(torch.int64 if by_words else torch.uint8)
-    args = (probs_TE, routing_map_TE, probs_TK, expert_ids_TK, counts_BE)
-    args += (probs_TE.stride(0), routing_map_TE.stride(0), T, tokens)
-    if by_words:
-        constants = {"E": E, "K": topk, "WORDS": tile.experts, "SLOTS": tile.slots, "TOKENS": tile.tokens}
-        constants["PITCH"] = counts_BE.stride(0)
-        launch(route_count_words_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
-    else:
-        constants = {"E": E, "K": topk, "MAP_IS_BOOL": is_bool, "DROP_ZERO": drop_zero_probs, **tile.constants}
-        constants |= {"PITCH": counts_BE.stride(0), "ASCEND": target.ascend}
-        launch(_route_count_kernel, target, probs_TE.device, programs, args, constants, tile.num_warps)
+    variant = _count_words_variant(target, E, topk) if by_words else _count_variant(target, E, topk, is_bool, drop_zero_probs)
+    tensors = (probs_TE, routing_map_TE, probs_TK, expert_ids_TK, counts_BE)
+    numbers = (probs_TE.stride(0), routing_map_TE.stride(0), T, tokens)
+    launch(variant, target, probs_TE.device, programs, tensors, numbers)
     return probs_TK, expert_ids_TK, counts_BE
 
 
@@ -215,6 +225,13 @@ def _route_count_backward_kernel(
         tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=in_range[:, None] & (expert < E)[None, :])
 
 
+@functools.cache
+def _count_backward_variant(target: Target, E: int, K: int) -> Variant:
+    tile = route_tile(target, E, K, "route_count_backward")
+    constants = {"E": E, "K": K, "ASCEND": target.ascend, **tile.constants}
+    return Variant(_route_count_backward_kernel, constants, tile.num_warps)
+
+
 def route_count_backward(grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_experts: int, dtype: torch.dtype) -> Tensor:
     """See `reference.route_count_backward`. One launch; traffic: 8 T K in and T E of `dtype` out."""
     if dtype not in PROB_DTYPES:
@@ -224,12 +241,11 @@ def route_count_backward(grad_probs_TK: Tensor, expert_ids_TK: Tensor, num_exper
     check_route_sizes(T, num_experts, K)
     target = target_of(grad_probs_TK.device)
     written = torch.float32 if dtype == torch.float64 and not target.has_fp64 else dtype
-    tile = route_tile(target, num_experts, K, "route_count_backward")
-    programs, tokens = token_ranges(T, target.cores if target.ascend else ceil_div(max(T, 1), tile.tokens))
+    variant = _count_backward_variant(target, num_experts, K)
+    programs = target.cores if target.ascend else ceil_div(max(T, 1), variant.constants["TOKENS"])
+    programs, tokens = token_ranges(T, programs)
     grad_TE = torch.empty((T, num_experts), dtype=written, device=grad_probs_TK.device)
-    args = (grad_probs_TK, expert_ids_TK, grad_TE, T, tokens)
-    constants = {"E": num_experts, "K": K, "ASCEND": target.ascend, **tile.constants}
-    launch(_route_count_backward_kernel, target, grad_TE.device, programs, args, constants, tile.num_warps)
+    launch(variant, target, grad_TE.device, programs, (grad_probs_TK, expert_ids_TK, grad_TE), (T, tokens))
     return grad_TE.to(dtype)
 
 
@@ -270,17 +286,22 @@ def _id_count_kernel(
     tl.store(counts_ptr + program * PITCH + E, 0)
 
 
+@functools.cache
+def _id_count_variant(target: Target, E: int, K: int) -> Variant:
+    tile = route_tile(target, E, K, "id_count")
+    constants = {"E": E, "K": K, "ASCEND": target.ascend, **tile.constants, "PITCH": _pitch(target, E)}
+    return Variant(_id_count_kernel, constants, tile.num_warps)
+
+
 def id_count(expert_ids_TK: Tensor, num_experts: int) -> Tensor:
     """See `reference.id_count`. One launch; traffic: 4 T K in."""
     T, K = check_slots("expert_ids", expert_ids_TK, torch.int32)
     check_route_sizes(T, num_experts, K)
     target = target_of(expert_ids_TK.device)
-    tile = route_tile(target, num_experts, K, "id_count")
     programs, tokens = token_ranges(T, route_programs(target, T, num_experts))
     counts_BE = _empty_counts(programs, num_experts, target, expert_ids_TK.device)
-    args = (expert_ids_TK, counts_BE, T, tokens)
-    constants = {"E": num_experts, "K": K, "ASCEND": target.ascend, **tile.constants, "PITCH": counts_BE.stride(0)}
-    launch(_id_count_kernel, target, expert_ids_TK.device, programs, args, constants, tile.num_warps)
+    variant = _id_count_variant(target, num_experts, K)
+    launch(variant, target, expert_ids_TK.device, programs, (expert_ids_TK, counts_BE), (T, tokens))
     return counts_BE
 
 
@@ -414,6 +435,16 @@ def _round_up(count, MULTIPLE: tl.constexpr):
         return (count + (MULTIPLE - 1)) // MULTIPLE * MULTIPLE
 
 
+@functools.cache
+def _place_variant(
+    target: Target, E: int, K: int, multiple: int, binned: bool, most_programs: int, pitch: int
+) -> Variant:
+    tile = route_tile(target, E, K, "route_place")
+    constants = {"E": E, "K": K, "MULTIPLE": multiple, "BINNED": binned, **tile.constants, "PITCH": pitch}
+    constants |= {"COUNT_ROWS": tile.count_rows, "PROGRAMS": most_programs, "ASCEND": target.ascend}
+    return Variant(_route_place_kernel, constants, tile.num_warps)
+
+
 def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, capacity: int) -> tuple[Tensor, Tensor]:
     """See `reference.route_place`; the counts' programs own ceil(T / B) consecutive tokens each.
 
@@ -433,27 +464,23 @@ def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, cap
     if bound > MAX_INDEX:
         raise ValueError(f"a layout of up to {bound} rows: row numbers are int32, at most {MAX_INDEX}")
     target = target_of(expert_ids_TK.device)
-    tile = route_tile(target, E, K, "route_place")
     row_of_slot_TK = torch.empty((T, K), dtype=torch.int32, device=expert_ids_TK.device)
     meta = torch.empty(5 * E + 1, dtype=torch.int32, device=expert_ids_TK.device)
-    args = (expert_ids_TK, counts_BE, row_of_slot_TK, meta, T, ceil_div(T, programs), programs, capacity)
-    constants = {
-        "E": E,
-        "K": K,
-        "ASCEND": target.ascend,
-        "MULTIPLE": 1 if capacity else pad_multiple,
-        "BINNED": capacity > 0,
-    }
-    constants |= {**tile.constants, "PITCH": counts_BE.stride(0)}
-    constants |= {"COUNT_ROWS": tile.count_rows, "PROGRAMS": next_power_of_two(programs)}
-    launch(_route_place_kernel, target, meta.device, programs, args, constants, tile.num_warps)
+    multiple = 1 if capacity else pad_multiple
+    variant = _place_variant(target, E, K, multiple, capacity > 0, next_power_of_two(programs), counts_BE.stride(0))
+    tensors = (expert_ids_TK, counts_BE, row_of_slot_TK, meta)
+    launch(variant, target, meta.device, programs, tensors, (T, ceil_div(T, programs), programs, capacity))
     return row_of_slot_TK, meta
 
 
-def _empty_counts(programs: int, num_experts: int, target: Target, device: torch.device) -> Tensor:
-    """(B, E + 1) int32; on CUDA each row starts at 64 bytes, so that the placement reads four counts at a time."""
-    pitch = num_experts + 1 if target.ascend else ceil_div(num_experts + 1, 16) * 16
-    return torch.empty_strided((programs, num_experts + 1), (pitch, 1), dtype=torch.int32, device=device)
+def _empty_counts(programs: int, E: int, target: Target, device: torch.device) -> Tensor:
+    """(B, E + 1) int32, rows _pitch apart."""
+    return torch.empty_strided((programs, E + 1), (_pitch(target, E), 1), dtype=torch.int32, device=device)
+
+
+def _pitch(target: Target, E: int) -> int:
+    """On CUDA each row of counts starts at 64 bytes, so that the placement reads four counts at a time."""
+    return E + 1 if target.ascend else ceil_div(E + 1, 16) * 16
 
 
 def _unit_stride(values_TE: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ so that their dots take one reduction; pad rows have programs of their own, last
 written once: none is worth keeping in the cache.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from megatron_ascend_moe.backend.device import Target, target_of
-from megatron_ascend_moe.backend.launch import MAX_PROGRAMS, ceil_div, launch
+from megatron_ascend_moe.backend.launch import MAX_PROGRAMS, Variant, ceil_div, launch
 from megatron_ascend_moe.kernels.checks import MAX_INDEX, check_rows, check_slots, check_vector
 from megatron_ascend_moe.kernels.tuning import row_tile
 
@@ -148,6 +149,13 @@ def _permute_rows_kernel(
         )  # fmt: skip
 
 
+@functools.cache
+def _permute_variant(target: Target, H: int, K: int, itemsize: int, has_scalars: bool) -> Variant:
+    tile = row_tile("permute_rows", target, H, K, itemsize)
+    constants = {"H": H, "K": K, "HAS_SCALARS": has_scalars, "ASCEND": target.ascend, **tile.constants}
+    return Variant(_permute_rows_kernel, constants, tile.num_warps)
+
+
 def permute_rows(
     x_TH: Tensor,
     row_of_slot_TK: Tensor,
@@ -164,16 +172,15 @@ def permute_rows(
         check_slots("scalars", scalars_TK, torch.float32, tokens=T, slots=K)
     _check_num_rows(num_rows)
     target = target_of(x_TH.device)
-    tile = row_tile("permute_rows", target, H, K, x_TH.element_size())
-    grid = _grid(target, T * ceil_div(H, tile.columns), E, num_rows - T * K)
+    variant = _permute_variant(target, H, K, x_TH.element_size(), scalars_TK is not None)
+    grid = _grid(target, T * ceil_div(H, variant.constants["COLUMNS"]), E, num_rows - T * K)
     rows_PH = torch.empty((num_rows, H), dtype=x_TH.dtype, device=x_TH.device)
     scalars_P = None
     if scalars_TK is not None:
         scalars_P = torch.empty(num_rows, dtype=torch.float32, device=x_TH.device)
-    args = (x_TH, row_of_slot_TK, scalars_TK, counts_E, padded_bins_E, rows_PH, scalars_P)
-    args += (x_TH.stride(0), T, E, grid.token_programs, grid.first_pad_program, grid.parts)
-    constants = {"H": H, "K": K, "ASCEND": target.ascend, "HAS_SCALARS": scalars_TK is not None, **tile.constants}
-    launch(_permute_rows_kernel, target, x_TH.device, grid.programs, args, constants, tile.num_warps)
+    tensors = (x_TH, row_of_slot_TK, scalars_TK, counts_E, padded_bins_E, rows_PH, scalars_P)
+    numbers = (x_TH.stride(0), T, E, grid.token_programs, grid.first_pad_program, grid.parts)
+    launch(variant, target, x_TH.device, grid.programs, tensors, numbers)
     return rows_PH, scalars_P
 
 
@@ -257,6 +264,13 @@ def _combine_rows_kernel(
                     tl.store(scalars_out_ptr + token * K + slot, gathered, mask=slot < K)
 
 
+@functools.cache
+def _combine_variant(target: Target, H: int, K: int, itemsize: int, has_weights: bool, has_scalars: bool) -> Variant:
+    tile = row_tile("combine_rows", target, H, K, itemsize)
+    constants = {"H": H, "K": K, "HAS_WEIGHTS": has_weights, "HAS_SCALARS": has_scalars, "ASCEND": target.ascend}
+    return Variant(_combine_rows_kernel, {**constants, **tile.constants, "SLOTS": tile.slots}, tile.num_warps)
+
+
 def combine_rows(
     rows_PH: Tensor,
     row_of_slot_TK: Tensor,
@@ -272,16 +286,14 @@ def combine_rows(
     if scalars_P is not None:
         check_vector("scalars", scalars_P, torch.float32, P)
     target = target_of(rows_PH.device)
-    tile = row_tile("combine_rows", target, H, K, rows_PH.element_size())
+    variant = _combine_variant(target, H, K, rows_PH.element_size(), weights_TK is not None, scalars_P is not None)
     out_TH = torch.empty((T, H), dtype=rows_PH.dtype, device=rows_PH.device)
     scalars_TK = None
     if scalars_P is not None:
         scalars_TK = torch.empty((T, K), dtype=torch.float32, device=rows_PH.device)
-    grid = _grid(target, T * ceil_div(H, tile.columns))
-    args = (rows_PH, row_of_slot_TK, weights_TK, scalars_P, out_TH, scalars_TK, rows_PH.stride(0), T)
-    constants = {"H": H, "K": K, "ASCEND": target.ascend, "SLOTS": tile.slots, "HAS_WEIGHTS": weights_TK is not None}
-    constants |= {"HAS_SCALARS": scalars_P is not None, **tile.constants}
-    launch(_combine_rows_kernel, target, rows_PH.device, grid.programs, args, constants, tile.num_warps)
+    grid = _grid(target, T * ceil_div(H, variant.constants["COLUMNS"]))
+    tensors = (rows_PH, row_of_slot_TK, weights_TK, scalars_P, out_TH, scalars_TK)
+    launch(variant, target, rows_PH.device, grid.programs, tensors, (rows_PH.stride(0), T))
     return out_TH, scalars_TK
 
 
@@ -364,6 +376,13 @@ def _combine_rows_backward_kernel(
         )
 
 
+@functools.cache
+def _combine_backward_variant(target: Target, H: int, K: int, itemsize: int) -> Variant:
+    tile = row_tile("combine_rows_backward", target, H, K, itemsize)
+    constants = {"H": H, "K": K, "ASCEND": target.ascend, "SLOTS": tile.slots, **tile.constants}
+    return Variant(_combine_rows_backward_kernel, constants, tile.num_warps)
+
+
 def combine_rows_backward(
     grad_TH: Tensor,
     rows_PH: Tensor,
@@ -382,15 +401,14 @@ def combine_rows_backward(
     check_slots("weights", weights_TK, torch.float32, tokens=T, slots=K)
     E = _check_segments(counts_E, padded_bins_E)
     target = target_of(rows_PH.device)
-    tile = row_tile("combine_rows_backward", target, H, K, rows_PH.element_size())
+    variant = _combine_backward_variant(target, H, K, rows_PH.element_size())
     grad_rows_PH = torch.empty((P, H), dtype=rows_PH.dtype, device=rows_PH.device)
     grad_weights_TK = torch.empty((T, K), dtype=torch.float32, device=rows_PH.device)
     grid = _grid(target, T, E, P - T * K)
-    args = (grad_TH, rows_PH, row_of_slot_TK, weights_TK, counts_E, padded_bins_E, grad_rows_PH, grad_weights_TK)
-    args += (grad_TH.stride(0), rows_PH.stride(0), T, E)
-    args += (grid.token_programs, grid.first_pad_program, grid.parts)
-    constants = {"H": H, "K": K, "ASCEND": target.ascend, "SLOTS": tile.slots, **tile.constants}
-    launch(_combine_rows_backward_kernel, target, rows_PH.device, grid.programs, args, constants, tile.num_warps)
+    tensors = (grad_TH, rows_PH, row_of_slot_TK, weights_TK, counts_E, padded_bins_E, grad_rows_PH, grad_weights_TK)
+    numbers = (grad_TH.stride(0), rows_PH.stride(0), T, E)
+    numbers += (grid.token_programs, grid.first_pad_program, grid.parts)
+    launch(variant, target, rows_PH.device, grid.programs, tensors, numbers)
     return grad_rows_PH, grad_weights_TK
 
 

@@ -121,27 +121,37 @@ def row_tile(kernel: str, target: Target, H: int, K: int, itemsize: int) -> RowT
 
 
 def _cuda_row_tile(kernel: str, H: int, K: int, itemsize: int) -> tuple[int, int]:
-    """(columns, warps) of a row kernel on CUDA: the best of a sweep on an H200, by kernel, K and element size."""
-    widest, num_warps = _CUDA_ROW_TILES[kernel, "few" if K <= 2 else "many", itemsize]
+    """(columns, warps) of a row kernel on CUDA: the best of sweeps on an H200, by kernel, K, H and element size."""
+    slots = {1: "one", 2: "few"}.get(K, "many")
+    if H > 4096 and (kernel, slots + ", wide", itemsize) in _CUDA_ROW_TILES:
+        slots += ", wide"
+    widest, num_warps = _CUDA_ROW_TILES[kernel, slots, itemsize]
     if kernel == "combine_rows_backward":  # holds K rows of its columns in registers
         widest = max(widest // next_power_of_two(K), 32)
     columns = min(next_power_of_two(H), widest)
     return columns, max(1, min(num_warps, columns * itemsize // (16 * 32)))
 
 
-# (kernel, slots, bytes of an element): (columns, of the backward times slots; warps). With many destinations a token,
-# the memory takes a row best from one warp, whole.
+# (kernel, slots and rows, bytes of an element): (columns, of the backward times slots; warps). With many destinations
+# a token, the memory takes a row best from one warp, whole.
 _CUDA_ROW_TILES = {
+    ("permute_rows", "one", 2): (2048, 4),
+    ("permute_rows", "one", 4): (1024, 8),
     ("permute_rows", "few", 2): (2048, 8),
     ("permute_rows", "few", 4): (1024, 8),
     ("permute_rows", "many", 2): (8192, 1),
     ("permute_rows", "many", 4): (8192, 1),
+    ("combine_rows", "one", 2): (2048, 4),
+    ("combine_rows", "one", 4): (1024, 8),
     ("combine_rows", "few", 2): (2048, 8),
     ("combine_rows", "few", 4): (1024, 4),
-    ("combine_rows", "many", 2): (1024, 8),
+    ("combine_rows", "many", 2): (512, 1),
     ("combine_rows", "many", 4): (1024, 8),
+    ("combine_rows_backward", "one", 2): (4096, 4),
+    ("combine_rows_backward", "one", 4): (2048, 4),
     ("combine_rows_backward", "few", 2): (4096, 4),
     ("combine_rows_backward", "few", 4): (2048, 4),
     ("combine_rows_backward", "many", 2): (16384, 4),
     ("combine_rows_backward", "many", 4): (8192, 4),
+    ("combine_rows_backward", "many, wide", 4): (16384, 8),
 }

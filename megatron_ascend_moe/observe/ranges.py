@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+_UNTIMED = contextlib.nullcontext()
+
 
 @contextlib.contextmanager
 def _mstx_range(name: str) -> Iterator[None]:
@@ -83,10 +85,8 @@ def in_stage_range(stage: Callable) -> Callable:
     @functools.wraps(stage)
     def ranged(self, hidden_states, *args):
         device_type = hidden_states.device.type
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(stage_range(stage.__name__, device_type))
-            if self.stage_times is not None:
-                stack.enter_context(self.stage_times.measure(stage.__name__, device_type))
+        timed = _UNTIMED if self.stage_times is None else self.stage_times.measure(stage.__name__, device_type)
+        with stage_range(stage.__name__, device_type), timed:
             return stage(self, hidden_states, *args)
 
     return ranged

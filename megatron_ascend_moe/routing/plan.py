@@ -93,8 +93,7 @@ def plan_routes(
 
 
 def _plan(row_of_slot_TK: Tensor, meta: Tensor, num_rows: int, pad_multiple: int | None, capacity: int | None):
-    E = meta.numel() // 5
-    vector = [meta[i * E : (i + 1) * E] for i in range(5)]
+    vector = meta[:-1].view(5, -1).unbind()
     return RoutePlan(
         row_of_slot_TK,
         counts_E=vector[COUNTS],

@@ -44,7 +44,7 @@ def test_grids_stay_within_the_limit(target, tokens, hidden, experts, pads):
 
 def test_a_grid_beyond_the_limit_is_refused():
     with pytest.raises(ValueError, match="launch grid of 65536 programs: expected 1 to 65535"):
-        launch.launch(None, CUDA, torch.device("cpu"), 65_536, (), {}, 4)
+        launch.launch(None, CUDA, torch.device("cpu"), 65_536, (), ())
 
 
 def test_interpreted_form_is_chosen_and_restored(monkeypatch):
