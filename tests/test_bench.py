@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -59,6 +60,15 @@ def test_a_missing_peer_is_named(tmp_path, capsys, monkeypatch):
     assert bench.main(["--smoke", "--device", "cpu", "--parts", "kernels", "--kernels", "torch", "--vs", "megablocks"]) == 0
     assert "sequence by megablocks" in (printed := capsys.readouterr().out)
     assert "not measured: No module named 'megablocks'" in printed
+
+
+def test_megablocks_is_not_run_beyond_its_index_width(monkeypatch):
+    """It crashes there, which ends the process for everybody."""
+    monkeypatch.setitem(sys.modules, "megablocks.backend.kernels", types.ModuleType("kernels"))
+    inputs = cases.make_inputs(SMOKE, torch.float32, torch.device("cpu"), kernels.select("torch", "cpu"))
+    bench.PEERS["megablocks"](inputs)
+    with pytest.raises(ValueError, match="beyond 2.31 elements"):
+        bench.PEERS["megablocks"](dataclasses.replace(inputs, y_PH=[torch.empty(1).expand(2**31)]))
 
 
 def test_a_shape_that_does_not_fit_is_named(tmp_path, capsys, monkeypatch):

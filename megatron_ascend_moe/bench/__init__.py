@@ -10,6 +10,7 @@ import argparse
 import datetime
 import functools
 import importlib.metadata
+import itertools
 import json
 import platform
 import shlex
@@ -42,16 +43,15 @@ def main(argv: list[str]) -> int:
     copies = timing.Copies(device)
     measure_kernels = functools.partial(_measure_kernels, device=device, kernel_set=kernel_set, copies=copies, vs=args.vs)
     measure_layer = functools.partial(_measure_layer, device=device, kernels_choice=args.kernels)
-    for shape in shapes:
-        for dtype in args.dtype.split(","):
-            print(f"\n{shape} {dtype}")
-            for part, measure in (("kernels", measure_kernels), ("layer", measure_layer)):
-                if part in args.parts.split(","):
-                    report["results"] += _or_why_not(part, shape, dtype, measure)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
+    for shape, dtype in itertools.product(shapes, args.dtype.split(",")):
+        print(f"\n{shape} {dtype}")
+        for part, measure in (("kernels", measure_kernels), ("layer", measure_layer)):
+            if part in args.parts.split(","):
+                report["results"] += _or_why_not(part, shape, dtype, measure)
+        if args.json:  # after each: a fault on the device ends everything
+            with open(args.json, "w") as file:
+                json.dump(report, file, indent=1)
+                file.write("\n")
     return 0
 
 
@@ -108,7 +108,7 @@ def _peer(name: str, inputs, device: torch.device, own_seconds: float, own: dict
     line = {"shape": own["shape"], "dtype": own["dtype"], "case": f"sequence by {name}"}
     try:
         call = PEERS[name](inputs)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         print(f"  {line['case']:<27} not measured: {error}", flush=True)
         return line | {"not_measured": str(error)}
     seconds = timing.call_seconds(call, device)

@@ -4,9 +4,9 @@ One rank, Megatron's own SequentialMLP experts and router, equal weights. Calls 
 does, syncs included, and the two layers' outputs are compared before anything is timed.
 """
 
+import contextlib
 import importlib
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -27,12 +27,12 @@ def measure(shape: Shape, dtype: torch.dtype, device: torch.device, kernels: str
     """
     importlib.import_module("megatron.core")
     plugin = importlib.import_module("megatron_ascend_moe.plugin")
-    _prepare_one_rank(device)
-    try:  # both layers run with what the plugin provides where TransformerEngine is absent
-        stock, ours = (_build_layer(shape, dtype, device, choice) for choice in (None, kernels))
-        return _measure(_inputs(shape, dtype, device), device, stock, ours)
-    finally:
-        plugin.uninstall()
+    with _one_rank(device):
+        try:  # both layers run with what the plugin provides where TransformerEngine is absent
+            stock, ours = (_build_layer(shape, dtype, device, choice) for choice in (None, kernels))
+            return _measure(_inputs(shape, dtype, device), device, stock, ours)
+        finally:
+            plugin.uninstall()
 
 
 def _inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
@@ -58,16 +58,19 @@ def _measure(x: list[Tensor], device: torch.device, stock: torch.nn.Module, ours
     return lines
 
 
-def _prepare_one_rank(device: torch.device) -> None:
+@contextlib.contextmanager
+def _one_rank(device: torch.device) -> Iterator[None]:
     """Process groups of this one process, and Megatron's random state."""
     parallel_state = importlib.import_module("megatron.core.parallel_state")
-    if not torch.distributed.is_initialized():
-        backend = {"cpu": "gloo", "npu": "hccl"}.get(device.type, "nccl")
-        store = tempfile.NamedTemporaryFile(prefix="megatron_ascend_moe_bench_")
-        torch.distributed.init_process_group(backend, init_method=f"file://{store.name}", world_size=1, rank=0)
-    if not parallel_state.is_initialized():
+    backend = {"cpu": "gloo", "npu": "hccl"}.get(device.type, "nccl")
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), world_size=1, rank=0)
+    try:
         parallel_state.initialize_model_parallel()
-    importlib.import_module("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(1)
+        importlib.import_module("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(1)
+        yield
+    finally:  # left to the interpreter's exit, NCCL's watchdog can keep the process for ever
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
 
 
 def _build_layer(shape: Shape, dtype: torch.dtype, device: torch.device, kernels: str | None) -> torch.nn.Module:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from megatron_ascend_moe.backend.launch import MAX_INT32
 from megatron_ascend_moe.bench.cases import Inputs
 
 
@@ -46,6 +47,8 @@ def megablocks(inputs: Inputs) -> Callable[[int], object]:
     """MegaBlocks' padded_gather and padded_scatter (no weights) and their backwards, which are each other; the plan
     by torch's sort, bincount and cumsum, from the expert ids of a top-k."""
     kernels = importlib.import_module("megablocks.backend.kernels")
+    if inputs.y_PH[0].numel() > MAX_INT32:
+        raise ValueError("its kernels leave their tensors' memory beyond 2^31 elements")
     E, K, M = inputs.shape.E, inputs.shape.K, inputs.shape.M
     ids = inputs.expert_ids_TK.flatten()
 
