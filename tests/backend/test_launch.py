@@ -47,6 +47,57 @@ def test_a_grid_beyond_the_limit_is_refused():
         launch.launch(None, CUDA, torch.device("cpu"), 65_536, (), ())
 
 
+class _StubKernel:
+    """Takes down what it is compiled and launched with."""
+
+    arg_names = ["x_ptr", "y_ptr", "n", "H", "K"]
+
+    def __init__(self):
+        self.compiled, self.launched = [], []
+
+    def __getitem__(self, grid):
+        def first_launch(*args, **options):
+            self.compiled.append((grid, args, options))
+            return _StubCompiled(self.launched)
+
+        return first_launch
+
+
+class _StubCompiled:
+    def __init__(self, launched):
+        self.launched = launched
+
+    def __getitem__(self, grid):
+        return lambda *args: self.launched.append((grid, args))
+
+
+def test_a_variant_compiles_once_for_a_kind_of_arguments():
+    stub = _StubKernel()
+    variant = launch.Variant(stub, {"K": 2, "H": 64}, 4)
+    memory = torch.zeros(64)
+    x, y = memory[:16], memory[16:32]
+    for n in (48, 32, 64):  # multiples of 16 are one kind
+        variant.launch_on_cuda(7, (x, y), (n,))
+    (grid, args, options) = stub.compiled[0]
+    assert len(stub.compiled) == 1 and grid == (7,) and args[2] == 48
+    assert options == {"K": 2, "H": 64, "num_warps": 4, "enable_fp_fusion": False}
+    addresses = (x.data_ptr(), y.data_ptr())
+    assert stub.launched == [((7, 1, 1), (*addresses, n, 64, 2)) for n in (32, 64)]  # constants in the kernel's order
+
+
+@pytest.mark.parametrize("kind", ["type", "alignment", "absence", "one", "zero", "odd", "wide", "wide and odd"])
+def test_a_variant_compiles_anew_for_another_kind(kind):
+    stub = _StubKernel()
+    variant = launch.Variant(stub, {"K": 2, "H": 64}, 4)
+    x = torch.zeros(64)
+    other = {"type": x.int(), "alignment": x[1:], "absence": None}.get(kind, x)
+    number = {"one": 1, "zero": 0, "odd": 17, "wide": 2**31, "wide and odd": 2**31 + 1}.get(kind, 16)
+    for arguments in (((x, x), (16,)), ((x, other), (number,)), ((x, x), (16,)), ((x, other), (number,))):
+        variant.launch_on_cuda(1, *arguments)
+    assert len(stub.compiled) == len(stub.launched) == 2
+    assert stub.launched[1][1][1] == (None if other is None else other.data_ptr())
+
+
 def test_interpreted_form_is_chosen_and_restored(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(device, "_emulated_soc", None)

@@ -140,6 +140,24 @@ def test_strided_rows(triton_kernels, twin, device):
     assert torch.equal(got, expected)
 
 
+SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1.0, -1.0, 1e-30, -1e-30, 6e4]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_sums_of_zeros_infinities_and_nans_are_the_twins_to_the_sign(triton_kernels, twin, device, dtype, weighted):
+    """Every pair of special values, also alone and beside a slot without a row."""
+    pairs = torch.tensor([(a, b) for a in SPECIAL for b in SPECIAL]).T  # (2, 100): two rows of every column's pair
+    y_PH = torch.cat([pairs, pairs]).to(device, dtype)
+    row_of_slot_TK = torch.tensor([[0, 1], [2, -1], [-1, 3], [-1, -1]], dtype=torch.int32, device=device)
+    weights_TK = torch.tensor([[1.0, -2.0], [-1.0, 0.0], [0.0, 0.5], [1.0, 1.0]], device=device) if weighted else None
+    got, _ = triton_kernels.combine_rows(y_PH, row_of_slot_TK, weights_TK)
+    expected, _ = twin.combine_rows(y_PH, row_of_slot_TK, weights_TK)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    numbers = ~expected.isnan()
+    assert torch.equal(got.signbit() & numbers, expected.signbit() & numbers)
+
+
 def test_a_nan_row_or_weight_stays_with_its_token(implementation, device):
     row_of_slot_TK = torch.tensor([[0, 1], [2, -1], [-1, 3]], dtype=torch.int32, device=device)
     y_PH = torch.ones(4, 3, device=device)
