@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 import torch
 
 from megatron_ascend_moe.backend.soc import SOCS, Soc, find_soc
+from megatron_ascend_moe.kernels.checks import MAX_EXPERTS
 from megatron_ascend_moe.toolchain import emulator, locate
 from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, MemoryPlan, compile_for
 from megatron_ascend_moe.toolchain.model_shapes import MODEL_SHAPES
@@ -125,6 +126,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.reuse and not arguments.all:
         parser.error("--reuse is for --all")
+    if not arguments.all:
+        _check_shape(parser, arguments)
     if os.environ.pop("TRITON_INTERPRET", "0") not in ("", "0"):
         print("compile: TRITON_INTERPRET is set and ignored: nothing is interpreted here", file=sys.stderr)
     every = arguments.all and arguments.soc is None
@@ -142,12 +145,26 @@ def main(argv: list[str]) -> int:
             return 2
         reports = compile_all(socs, arguments.jobs, earlier)
     else:
-        reports = compile_shape(arguments.hidden, arguments.experts, arguments.topk, arguments.dtype, socs)
+        try:
+            reports = compile_shape(arguments.hidden, arguments.experts, arguments.topk, arguments.dtype, socs)
+        except ValueError as refusal:  # the tile planner's, with its numbers
+            print(f"compile: {refusal}", file=sys.stderr)
+            return 1
     if arguments.json:
         print(to_json(reports, argv))
     else:
         print_table(reports)
     return 1 if any(one.problems for one in reports) else 0
+
+
+def _check_shape(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    experts, topk, hidden = arguments.experts, arguments.topk, arguments.hidden
+    if not 1 <= experts <= MAX_EXPERTS:
+        parser.error(f"--experts {experts}: expected 1 to {MAX_EXPERTS}")
+    if not 1 <= topk <= experts:
+        parser.error(f"--topk {topk}: expected 1 to --experts {experts}")
+    if hidden <= topk:  # reports tell rows from slots by their width
+        parser.error(f"--hidden {hidden}: expected more than --topk {topk}")
 
 
 _COLUMNS = "{:<32} {:<30} {:>17} {:>7} {:>4} {:>6} {:>6} {:>6} {:>12}"

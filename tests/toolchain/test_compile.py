@@ -4,7 +4,9 @@ No device runs here. Shapes cover each hidden size and dtype of the published mo
 on the other generations; `python -m megatron_ascend_moe compile --all` takes all shapes on all SoCs.
 """
 
+import contextlib
 import dataclasses
+import io
 import itertools
 from concurrent.futures import Future
 
@@ -150,6 +152,34 @@ def test_a_missing_llvm_is_named_with_the_command_that_gets_it(monkeypatch, caps
     assert compile_command.main([]) == 2
     assert "no mlir-opt of LLVM 19" in (message := capsys.readouterr().err)
     assert "apt-get install mlir-19-tools llvm-19" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--experts", "0"], "--experts 0: expected 1 to 4096"),
+        (["--experts", "5000"], "--experts 5000: expected 1 to 4096"),
+        (["--experts", "4", "--topk", "8"], "--topk 8: expected 1 to --experts 4"),
+        (["--topk", "0"], "--topk 0: expected 1 to --experts 256"),
+        (["--hidden", "8", "--topk", "8"], "--hidden 8: expected more than --topk 8"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        compile_command.main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def _compile_too_many_experts():
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        return compile_command.main(["--hidden", "64", "--experts", "4096"]), printed.getvalue()
+
+
+def test_a_kernel_that_cannot_fit_is_named_with_its_numbers(compile_pool):
+    code, printed = compile_pool.submit(_compile_too_many_experts).result()
+    assert code == 1
+    assert "compile: route_count: one token does not fit the Unified Buffer" in printed
 
 
 def test_an_unknown_soc_lists_the_known_ones(capsys):
