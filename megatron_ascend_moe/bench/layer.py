@@ -68,7 +68,7 @@ def _one_rank(device: torch.device) -> Iterator[None]:
         parallel_state.initialize_model_parallel()
         importlib.import_module("megatron.core.tensor_parallel").model_parallel_cuda_manual_seed(1)
         yield
-    finally:  # left to the interpreter's exit, NCCL's watchdog can keep the process for ever
+    finally:  # left to the interpreter's exit, NCCL kept a process on an H200 from ending
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
 
