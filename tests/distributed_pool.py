@@ -23,6 +23,8 @@ import time
 import traceback
 from datetime import timedelta
 
+import psutil
+
 GRACE_SECONDS = 3.0  # how long the other ranks may take to say what they saw once one rank has failed
 
 
@@ -109,14 +111,23 @@ class Pool:
             return ("died", f"the process ended with exit code {self._processes[rank].exitcode}")
 
     def close(self) -> None:
-        """End the pool's processes, by their ids."""
+        """End the pool's processes, by their ids, with what they started: Megatron's checkpoints keep writers alive."""
         self.healthy = False
+        started = [child for process in self._processes for child in _descendants(process.pid)]
         for connection in self._connections:
             connection.close()
-        for process in self._processes:
-            process.kill()
+        for process in (*self._processes, *started):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         for process in self._processes:
             process.join()
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _report(job: str, kwargs: dict, failures: list[int], replies: dict[int, tuple], timeout: float) -> str:

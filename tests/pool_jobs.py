@@ -1,6 +1,8 @@
 """Jobs of test_distributed_pool.py."""
 
 import os
+import subprocess
+import sys
 import time
 
 import torch
@@ -32,3 +34,8 @@ def fail_on(rank: int, how: str) -> None:
 
 def threads() -> int:
     return len(os.listdir("/proc/self/task"))
+
+
+def start_a_process() -> int:
+    """A process that outlives its parent, as Megatron's checkpoint writers do."""
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid

@@ -2,6 +2,7 @@
 
 import os
 
+import psutil
 import pytest
 
 from tests.distributed_pool import JobFailed, Pool
@@ -43,3 +44,12 @@ def test_failing_rank_is_reported_and_its_pool_is_ended(how, expected):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
     with pytest.raises(JobFailed, match="ask for a new one"):
         pool.submit("tests.pool_jobs:pid_and_sum", value=1)
+
+
+def test_what_a_job_started_ends_with_the_pool():
+    pool = Pool(2)
+    started = [psutil.Process(pid) for pid in pool.submit("tests.pool_jobs:start_a_process")]
+    assert all(process.is_running() for process in started)
+    pool.close()
+    gone, alive = psutil.wait_procs(started, timeout=10)
+    assert len(gone) == 2 and not alive

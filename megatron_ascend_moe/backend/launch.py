@@ -55,7 +55,7 @@ class Variant:
                 addresses.append(address)
                 kinds += tensor.dtype, tensor.get_device(), address % 16
         for number in numbers:
-            kinds.append(number and (number == 1) + 2 * (number % 16 == 0) + 4 * (number > MAX_INT32))
+            kinds.append((number == 1) + 2 * (number % 16 == 0) + 4 * (number > MAX_INT32))
         compiled = self._compiled.get(tuple(kinds))
         if compiled is None:
             # Sums are never fused into multiply-adds, so that they round as the plain-torch twin's do.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-MAX_EXPERTS = 4096  # exact in fp32 with room to spare, and a row of the map fits a tile
+MAX_EXPERTS = 4096  # exact in fp32 with room to spare; on Ascend the tile planner stops earlier, by the Unified Buffer
 MAX_INDEX = 2**31 - 1  # row, slot and token numbers are int32
 PROB_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ROW_DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -49,7 +49,7 @@ def _comparable(index, ASCEND: tl.constexpr):
 def _slot_column(values_ptr, tile, slot, token, in_range, k: tl.constexpr, K: tl.constexpr, ASCEND: tl.constexpr):
     """Slot k of each token of a (tokens, K) array: out of its tile on Ascend, from memory on CUDA."""
     if ASCEND:
-        return tl.sum(tl.where((slot == k)[None, :], tile, 0), 1)
+        return tl.sum(tl.where((_comparable(slot, ASCEND) == k)[None, :], tile, 0), 1)
     else:
         return tl.load(values_ptr + token * K + k, mask=in_range, other=-1)
 
@@ -67,7 +67,7 @@ def _route_count_kernel(
     tokens,  # of one program
     E: tl.constexpr,
     K: tl.constexpr,
-    EXPERTS: tl.constexpr,  # E, K and the tokens of a tile, as powers of two
+    EXPERTS: tl.constexpr,  # E, K and tokens of a tile: powers of two, on Ascend E and K multiples of 32 and 8
     SLOTS: tl.constexpr,
     TOKENS: tl.constexpr,
     PITCH: tl.constexpr,  # of counts_BE
@@ -123,8 +123,9 @@ def _route_count_kernel(
             for k in tl.static_range(K):
                 ids = tl.sum(tl.where(number == k + 1, expert[None, :] + 1, 0), 1) - 1
                 values = tl.sum(tl.where(number == k + 1, probs, 0.0), 1)
-                ids_tile = tl.where((slot == k)[None, :], ids[:, None], ids_tile)
-                probs_tile = tl.where((slot == k)[None, :], values[:, None], probs_tile)
+                is_slot = (_comparable(slot, ASCEND) == k)[None, :]
+                ids_tile = tl.where(is_slot, ids[:, None], ids_tile)
+                probs_tile = tl.where(is_slot, values[:, None], probs_tile)
             tl.store(ids_out_ptr + at, ids_tile, mask=in_slots)
             tl.store(probs_out_ptr + at, probs_tile, mask=in_slots)
         else:
@@ -335,7 +336,7 @@ def _route_place_kernel(
     TOKENS: tl.constexpr,
     PITCH: tl.constexpr,
     COUNT_ROWS: tl.constexpr,  # rows of counts_BE read at a time
-    PROGRAMS: tl.constexpr,  # B as a power of two
+    PROGRAMS: tl.constexpr,  # at least B, a power of two
     ASCEND: tl.constexpr,
 ):
     """The row of each slot, -1 where none or dropped by capacity, and the vectors of `meta` (`reference.route_place`).
@@ -467,7 +468,8 @@ def route_place(expert_ids_TK: Tensor, counts_BE: Tensor, pad_multiple: int, cap
     row_of_slot_TK = torch.empty((T, K), dtype=torch.int32, device=expert_ids_TK.device)
     meta = torch.empty(5 * E + 1, dtype=torch.int32, device=expert_ids_TK.device)
     multiple = 1 if capacity else pad_multiple
-    variant = _place_variant(target, E, K, multiple, capacity > 0, next_power_of_two(programs), counts_BE.stride(0))
+    most = max(programs, route_programs(target, T, E))  # one kernel for fewer programs too
+    variant = _place_variant(target, E, K, multiple, capacity > 0, next_power_of_two(most), counts_BE.stride(0))
     tensors = (expert_ids_TK, counts_BE, row_of_slot_TK, meta)
     launch(variant, target, meta.device, programs, tensors, (T, ceil_div(T, programs), programs, capacity))
     return row_of_slot_TK, meta

@@ -239,7 +239,8 @@ def _combine_rows_kernel(
                     for k in range(0, K):
                         row = tl.get_element(rows, (i * K + k,))
                         if row >= 0:
-                            gathered = tl.where(slot == k, tl.load(scalars_ptr + row), gathered)
+                            is_slot = slot.to(tl.float32) == tl.cast(k, tl.float32)  # integers compare as scalars
+                            gathered = tl.where(is_slot, tl.load(scalars_ptr + row), gathered)
                     tl.store(scalars_out_ptr + (first + i) * K + slot, gathered, mask=slot < K)
     else:
         TILES: tl.constexpr = (H + COLUMNS - 1) // COLUMNS
@@ -350,7 +351,8 @@ def _combine_rows_backward_kernel(
                             scaled = grad * tl.get_element(weights, (i * K + k,))
                             grad_row_at = grad_rows_ptr + row.to(tl.int64) * H + start + column
                             tl.store(grad_row_at, scaled.to(grad_rows_ptr.dtype.element_ty), mask=in_row)
-                            dots = tl.where(slot == k, dots + tl.sum(grad * values, 0), dots)
+                            is_slot = slot.to(tl.float32) == tl.cast(k, tl.float32)  # integers compare as scalars
+                            dots = tl.where(is_slot, dots + tl.sum(grad * values, 0), dots)
                 tl.store(grad_weights_ptr + (first + i) * K + slot, dots, mask=slot < K)
     elif program < token_programs:
         for token in range(program, T, token_programs):

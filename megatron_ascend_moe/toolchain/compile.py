@@ -126,8 +126,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.reuse and not arguments.all:
         parser.error("--reuse is for --all")
-    if not arguments.all:
-        _check_shape(parser, arguments)
+    _check_arguments(parser, arguments)
     if os.environ.pop("TRITON_INTERPRET", "0") not in ("", "0"):
         print("compile: TRITON_INTERPRET is set and ignored: nothing is interpreted here", file=sys.stderr)
     every = arguments.all and arguments.soc is None
@@ -157,7 +156,13 @@ def main(argv: list[str]) -> int:
     return 1 if any(one.problems for one in reports) else 0
 
 
-def _check_shape(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+def _check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    if arguments.jobs < 1:
+        parser.error(f"--jobs {arguments.jobs}: expected at least 1")
+    if arguments.all:
+        for name in ("hidden", "experts", "topk", "dtype"):
+            if getattr(arguments, name) != parser.get_default(name):
+                parser.error(f"--{name} is for one shape, --all takes every one")
     experts, topk, hidden = arguments.experts, arguments.topk, arguments.hidden
     if not 1 <= experts <= MAX_EXPERTS:
         parser.error(f"--experts {experts}: expected 1 to {MAX_EXPERTS}")

@@ -85,6 +85,7 @@ def read_program(text: str) -> Program:
     """Read module.hivm.opt.mlir."""
     body = _entry_function(text)
     structured = "cf.br" not in body
+    repeated = set() if structured else _lines_in_loops(body)
     definitions: dict[str, tuple[str, list[str]]] = {}
     constants = {name: int(value) for name, value in _CONSTANT.findall(body)}
     accesses, vector_ops = [], 0
@@ -92,7 +93,7 @@ def read_program(text: str) -> Program:
     depth = 0
     written: dict[int, bool] = {}  # UB address -> every vector write to it lies outside all loops
     filled: set[int] = set()  # UB addresses that a DMA fills
-    for line in body.splitlines():
+    for line_number, line in enumerate(body.splitlines()):
         loop = _LOOP.search(line)
         depth += line.count("{") - line.count("}")
         while loops and depth < loops[-1][0]:
@@ -109,7 +110,7 @@ def read_program(text: str) -> Program:
         if kind == "vector":
             vector_ops += 1
             for address in _target(targets, definitions, constants):
-                written[address] = written.get(address, True) and not (loops if structured else False)
+                written[address] = written.get(address, True) and not (loops or line_number in repeated)
         elif kind:
             accesses.append(_access(kind, sources, targets, steps, definitions, constants))
             if kind == "load":
@@ -122,6 +123,22 @@ def _entry_function(text: str) -> str:
     """The text of the kernel itself, declarations and outlined vector functions left out."""
     bodies = re.split(r"(?m)^  func\.func ", text)
     return max((body for body in bodies if "hacc.entry" in body.partition("\n")[0]), key=len)
+
+
+def _lines_in_loops(body: str) -> set[int]:
+    """Lines of the basic blocks that run more than once: those from the target of a branch backwards to that branch,
+    for blocks are printed in an order that never puts a loop's body outside its ends."""
+    block, first_line, repeated = 0, {0: 0}, set()
+    for number, line in enumerate(body.splitlines()):
+        label = re.match(r"\s*\^bb(\d+)", line)
+        if label:
+            block = int(label[1])
+            first_line[block] = number
+        elif "cf." in line:
+            for target in map(int, re.findall(r"\^bb(\d+)", line)):
+                if target <= block:
+                    repeated.update(range(first_line[target], number + 1))
+    return repeated
 
 
 def _operation(line: str) -> tuple[str | None, list[str], list[str]]:

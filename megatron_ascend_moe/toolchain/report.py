@@ -1,5 +1,6 @@
 """What the compiler made of one kernel, judged: memory, double buffering, accesses and traffic."""
 
+import re
 from dataclasses import dataclass
 
 from megatron_ascend_moe.backend.soc import Soc
@@ -8,6 +9,7 @@ from megatron_ascend_moe.toolchain.instrument import scalars_in_loops
 from megatron_ascend_moe.toolchain.memory_plan import CompilationFailed, MemoryPlan
 from megatron_ascend_moe.toolchain.program import Program, read_program
 
+_INTEGER_COMPARE = re.compile(r"@vcmps?_\w*int")  # the library functions of A2 and A3
 _TILE_CONSTANTS = ("BLOCK", "ROWS", "TOKENS", "EXPERTS", "COLUMNS")
 
 
@@ -81,6 +83,7 @@ def report(
         f"{one_by_one} elements of rows are moved one by one": one_by_one > 0,
         "an output is read back: unlocked read-modify-write": bool(program.read_back()),
         f"moves {traffic['row_bytes']} B of rows, floor {floor_bytes} B": traffic["row_bytes"] not in (None, floor_bytes),
+        "integers are compared: scalar code on Ascend": bool(_INTEGER_COMPARE.search(plan.program)),
     }
     return KernelReport(
         **known,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 TOKENS = 64
+TOKENS_OF_PROGRAM = 2  # as 32 programs count them
 PAD_MULTIPLE = 2
 
 
@@ -42,7 +43,9 @@ class _Routing:
         self.probs_TE = torch.rand(TOKENS, experts, generator=generator)
         self.map_TE = torch.zeros(TOKENS, experts, dtype=torch.bool)
         self.map_TE.scatter_(1, self.probs_TE.topk(topk).indices, True)
-        self.probs_TK, self.ids_TK, self.counts_BE = reference.route_count(self.probs_TE, self.map_TE, topk)
+        self.probs_TK, self.ids_TK, _ = reference.route_count(self.probs_TE, self.map_TE, topk)
+        ranges = zip(self.probs_TE.split(TOKENS_OF_PROGRAM), self.map_TE.split(TOKENS_OF_PROGRAM), strict=True)
+        self.counts_BE = torch.cat([reference.route_count(*tokens, topk)[2] for tokens in ranges])
         self.row_of_slot_TK, meta = reference.route_place(self.ids_TK, self.counts_BE, PAD_MULTIPLE, 0)
         self.counts_E = meta[reference.COUNTS * experts : (reference.COUNTS + 1) * experts].contiguous()
         self.padded_bins_E = meta[reference.PADDED_BINS * experts :][:experts].contiguous()

@@ -63,6 +63,8 @@ def copy_rows(
     lane = tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)
     index = tl.load(index_ptr + first + lane, mask=first + lane < rows, other=0)
+    if FAULT == "integers compared":
+        index = tl.where(index == 50, 0, index)
     for i in range(0, tl.minimum(BLOCK, rows - first)):
         source = tl.get_element(index, (i,)).to(tl.int64)
         out_at = out_ptr + (first + i).to(tl.int64) * H

@@ -162,6 +162,8 @@ def test_a_missing_llvm_is_named_with_the_command_that_gets_it(monkeypatch, caps
         (["--experts", "4", "--topk", "8"], "--topk 8: expected 1 to --experts 4"),
         (["--topk", "0"], "--topk 0: expected 1 to --experts 256"),
         (["--hidden", "8", "--topk", "8"], "--hidden 8: expected more than --topk 8"),
+        (["--all", "--jobs", "0"], "--jobs 0: expected at least 1"),
+        (["--all", "--experts", "8"], "--experts is for one shape, --all takes every one"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(capsys, arguments, message):

@@ -1,5 +1,7 @@
 """Reading the compiler's final program: small texts in its styles, by release and SoC."""
 
+import re
+
 import pytest
 
 from megatron_ascend_moe.toolchain.program import Access, read_program
@@ -142,3 +144,18 @@ def test_programs_in_blocks():
     assert program.vector_ops == 1 and program.count("copy") == 1
     assert program.single_buffered({0}) == []
     assert len(read_program(BLOCKS.replace("llvm.select %odd, %5, %3", "memref.cast %3")).single_buffered({0})) == 1
+
+
+def test_a_buffer_computed_in_a_loop_of_blocks_is_no_constant():
+    """A store from a single buffer that a vector instruction fills anew in each round, and one that is filled before."""
+    computed = BLOCKS.replace("llvm.select %odd, %5, %3", "memref.cast %3").replace(
+        "    call @load_gm_to_ubuf_1d_bfloat16_t(%reinterpret_cast, %8, %k)", "    call @fill_vf(%8)"
+    )
+    store = f"    call @store_ubuf_to_gm_1d_bfloat16_t(%8, %arg5, %k) : (memref<?xbf16, {UB}>) -> ()\n"
+    computed = computed.replace("    cf.cond_br", store + "    cf.cond_br")
+    (single,) = read_program(computed).single_buffered({2})
+    assert (single.kind, single.buffers) == ("store", (64,))
+    before = re.sub(r"    call @(fill_vf|kernel_outlined_vf_0)\(%8\).*\n", "", computed)
+    before = before.replace("    cf.br ^bb1", "    call @fill_vf(%3) : (memref<?xbf16>) -> ()\n    cf.br ^bb1")
+    assert read_program(before).constant_buffers == {64}
+    assert read_program(before).single_buffered({2}) == []
