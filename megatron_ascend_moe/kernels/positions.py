@@ -114,7 +114,7 @@ def _gather_rows(x, indices, bin_ids, weights, bins, padded_bins, capacity, top_
 def _scatter_rows(x, indices, bin_ids, weights, bins, padded_bins, capacity, top_k):
     if top_k > 1:
         rows = row_of_position(bin_ids, bins, padded_bins, capacity)
-        weights_TK = None if weights is None else weights.float().view(-1, top_k)
+        weights_TK = None if weights is None else weights.float().contiguous().view(-1, top_k)
         return combine_rows(x, row_of_slot(indices, rows, top_k), weights_TK)[0]
     out = x.new_empty(indices.numel(), x.shape[1])
     _copy(x, out, indices, bin_ids, weights, bins, padded_bins, capacity, x.shape[0], 1, gather=False)

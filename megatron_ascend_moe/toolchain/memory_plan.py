@@ -105,7 +105,8 @@ def compile_for(soc: Soc, ttadapter: str, folder: Path, *, multibuffer: bool) ->
         raise UnifiedBufferOverflow(f"{soc.name}: needs {needed} B of the Unified Buffer's {available} B")
     program = folder / "module.hivm.opt.mlir"
     if not program.exists():
-        raise CompilationFailed(f"{soc.compiler} made no program for {soc.name}: {done.stderr[-1000:]}")
+        reason = done.stderr[-1000:] or "it printed nothing"
+        raise CompilationFailed(f"{soc.compiler} made no program for {soc.name} (exit code {done.returncode}): {reason}")
     text = program.read_text()
     reports = sorted(folder.glob("memory_info_*.json"))
     return MemoryPlan(

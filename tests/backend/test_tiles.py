@@ -2,8 +2,12 @@
 
 import pytest
 
+from megatron_ascend_moe.backend.device import Target
 from megatron_ascend_moe.backend.soc import SOCS, find_soc
 from megatron_ascend_moe.backend.tiles import UB_BLOCK, RowBuffers, plan_rows, plan_tokens, ub_budget
+from megatron_ascend_moe.kernels import tuning
+from megatron_ascend_moe.kernels.position_tiles import position_tile
+from megatron_ascend_moe.kernels.tuning import route_tile, row_tile
 
 # model: (H, E, K) of its published configuration
 MODELS = {
@@ -48,6 +52,23 @@ def test_every_model_fits(model, kind, itemsize, soc_name):
     kept = buffers.constant_tiles * plan.sub_block * plan.block_x * itemsize + buffers.fp32_rows * plan.block_x * 4
     live = moved + kept + buffers.vector_bytes * 2
     assert plan.ub_bytes == live <= ub_budget(soc.ub_bytes)
+
+
+@pytest.mark.parametrize("soc_name", SOCS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_kernel_has_a_tile_for_every_model(model, soc_name):
+    """The planners that the launchers ask, with what each kernel really keeps live: none refuses, in either dtype."""
+    (hidden, experts, topk), soc = MODELS[model], find_soc(soc_name)
+    target = Target("ascend", soc.vector_cores, soc.ub_bytes, True, True)
+    for itemsize in (2, 4):
+        tiles = [row_tile(kernel, target, hidden, topk, itemsize) for kernel in tuning._ROW_BUFFERS]
+        for kernel in ("gather", "scaled_gather", "scatter", "scaled_scatter", "weight_gradient"):
+            tiles.append(position_tile(kernel, target, hidden, itemsize))
+        for tile in tiles:
+            assert tile.columns >= 1 and tile.columns * itemsize % UB_BLOCK == 0
+    for kernel in tuning._ROUTE_TILE_BYTES:
+        tile = route_tile(target, experts, topk, kernel)
+        assert tile.tokens >= 1 and tile.experts >= experts and tile.slots >= topk
 
 
 @pytest.mark.parametrize("soc_name", SOCS)

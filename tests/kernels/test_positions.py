@@ -120,6 +120,19 @@ def test_strided_rows_are_read_in_place(launches, device):
     assert torch.equal(launches.gather(strided, *where), launches.gather(inputs.tokens, *where))
 
 
+def test_strided_and_expanded_weights(launches, device):
+    expert = torch.tensor([0, 1, 1, 0, 2, 1], device=device)
+    bin_ids, indices = torch.sort(expert.int(), stable=True)
+    bins = torch.tensor([2, 5, 6], dtype=torch.int32, device=device)
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).to(device)
+    for weights in (torch.arange(12.0, device=device)[::2], torch.tensor([0.5], device=device).expand(6)):
+        for top_k in (1, 2):
+            got, expected = (
+                launches.scatter(x, indices.int(), bin_ids, given, bins, top_k) for given in (weights, weights.clone())
+            )
+            assert torch.equal(got, expected)
+
+
 def test_a_large_routing(device, tier):
     """16,384 tokens of 768 columns to the best 4 of 128 experts; smaller where every element is interpreted."""
     launches = kernels.select_positions("triton", device)
